@@ -1,0 +1,1 @@
+"""Outputs of the reference software on random weights, and what made them."""

@@ -1,0 +1,1 @@
+"""The three models of a checkpoint, in pure JAX."""
