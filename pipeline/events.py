@@ -67,7 +67,7 @@ class Event:
 
     @classmethod
     def from_json(cls, number: int, data: bytes) -> "Event":
-        """Reads an event back; raises `ValueError` where it is none."""
+        """Reads an event back; raises ValueError or TypeError if not."""
         fields = json.loads(data)
         if not isinstance(fields, dict) or any(k not in fields for k in _ENVELOPE):
             raise ValueError(f"an event has the fields {', '.join(_ENVELOPE)}")
@@ -80,7 +80,7 @@ class Event:
         _check_fields(fields["event"], rest)
         event, clip, epoch, time = (fields[k] for k in _ENVELOPE[1:])
         if not isinstance(epoch, int) or not isinstance(time, str):
-            raise ValueError("epoch must be a number and time a text")
+            raise TypeError("epoch must be a number and time a text")
         return cls(number, event, clip, epoch, time, rest)
 
 
@@ -214,7 +214,7 @@ class EventLog:
                 known.append(Event.from_json(number, self._store.read(name)))
             except Missing:
                 continue
-            except ValueError as error:
+            except (ValueError, TypeError) as error:
                 raise EventError(
                     f"{self._store.url(name)} is no event: {error}; delete the file "
                     "to forget the event"
