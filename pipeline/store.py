@@ -221,12 +221,24 @@ class LocalStore:
             raise ValueError(f"{prefix!r} cannot begin a name of the store")
         folder = prefix.rpartition("/")[0]
         names = []
-        for parent, folders, files in os.walk(self.root / folder):
-            folders[:] = [f for f in folders if not f.startswith(".")]
+        for parent, folders, files in os.walk(self.root / folder, onerror=_raise):
             base = Path(parent).relative_to(self.root).as_posix()
             base = "" if base == "." else base + "/"
+            # Only folders that can hold such names are looked into.
+            folders[:] = [
+                f
+                for f in folders
+                if not f.startswith(".")
+                and (base + f).startswith(prefix[: len(base + f)])
+            ]
             names += [base + f for f in files if not f.startswith(".")]
         return sorted(name for name in names if name.startswith(prefix))
+
+
+def _raise(error: OSError) -> None:
+    """Keeps a folder that cannot be listed from passing for an empty one."""
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        raise StoreError(f"{error.filename} cannot be listed: {error.strerror}")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -82,6 +82,21 @@ def test_list_takes_any_prefix_and_sorts(store):
     assert store.folders("z/") == ["1"]
 
 
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(
+    store, monkeypatch
+):
+    store.create("a/b", b"")
+
+    def fail(*_):
+        raise PermissionError(errno.EACCES, "Permission denied", "a")
+
+    monkeypatch.setattr(os, "scandir", fail)
+    with pytest.raises(StoreError, match="a cannot be listed: Permission denied"):
+        store.list("a/")
+    with pytest.raises(StoreError, match="Permission denied"):
+        store.folders("")
+
+
 def test_a_file_half_written_is_never_listed(store):
     store.create("a/whole", b"1")
     (store.root / "a" / ".whole.1234abcd.part").write_bytes(b"ha")
