@@ -1,0 +1,67 @@
+"""What a host hands out: the seam between it and whoever stores things."""
+
+import dataclasses
+from typing import Protocol
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """A file that an output has taken.
+
+    Attributes:
+        name: Its full name, from the batch's root.
+        bytes: Its size.
+        crc32c: Its checksum, eight hexadecimal digits.
+    """
+
+    name: str
+    bytes: int
+    crc32c: str
+
+
+class ClipOutput(Protocol):
+    """Where one clip's files go; travels between processes by pickling."""
+
+    clip: str
+    epoch: int
+
+    def read_text(self) -> bytes | None:
+        """Returns the clip's text embeddings, None where there are none yet."""
+        ...
+
+    def write_text(self, data: bytes) -> None:
+        """Stores the clip's text embeddings."""
+        ...
+
+    def read_checkpoint(self, step: int) -> bytes:
+        """Returns the clip's state after `step` steps."""
+        ...
+
+    def write_checkpoint(self, step: int, data: bytes) -> Written:
+        """Stores the clip's state after `step` steps."""
+        ...
+
+    def clear_shard(self, number: int) -> None:
+        """Removes what an earlier attempt of this epoch has left of a shard."""
+        ...
+
+    def write_frame(self, number: int, index: int, data: bytes) -> Written:
+        """Stores a frame of a shard; `index` counts in the clip, from 0."""
+        ...
+
+    def write_shard(self, number: int, data: bytes) -> Written:
+        """Stores what a shard holds; after this, the shard counts as whole."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoded:
+    """How far a host has decoded its clip.
+
+    Attributes:
+        frames: Frames written so far.
+        shard: Name of the shard.json, "" until all frames are written.
+    """
+
+    frames: int
+    shard: str
