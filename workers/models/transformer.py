@@ -15,8 +15,6 @@ from jaxtyping import Array, Float
 
 from kernels import attention
 
-STACKED = ("blocks",)
-
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:

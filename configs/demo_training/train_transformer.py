@@ -1,0 +1,245 @@
+"""Trains the demo model's transformer and text encoder on latents of drawn clips.
+
+    python -m configs.demo_training.train_transformer --work FOLDER
+
+FOLDER holds vae.pt from `train_vae`. First the drawn clips are encoded into
+FOLDER/latents, then both models learn together by flow matching
+(https://arxiv.org/abs/2210.02747). Needs the `bench` extra. Stop it at any time:
+the same command goes on.
+"""
+
+import argparse
+import copy
+import math
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderKLWan, WanTransformer3DModel
+from transformers import UMT5Config, UMT5EncoderModel
+
+from configs.demo_training import draw, train_vae, vocabulary
+from configs.demo_training.progress import Progress
+
+TRANSFORMER = dict(
+    patch_size=(1, 2, 2),
+    num_attention_heads=6,
+    attention_head_dim=32,
+    in_channels=8,
+    out_channels=8,
+    text_dim=64,
+    freq_dim=256,
+    ffn_dim=576,
+    num_layers=6,
+    cross_attn_norm=True,
+    qk_norm="rms_norm_across_heads",
+    eps=1e-6,
+    rope_max_seq_len=1024,
+)
+TEXT = dict(
+    vocab_size=len(vocabulary.WORDS),
+    d_model=64,
+    d_kv=16,
+    d_ff=128,
+    num_layers=2,
+    num_heads=4,
+    relative_attention_num_buckets=32,
+    relative_attention_max_distance=128,
+    dropout_rate=0.0,
+    pad_token_id=0,
+    eos_token_id=1,
+    tie_word_embeddings=True,
+)
+TEXT_LENGTH = 512  # tokens of a prompt as Wan pads it
+SHIFT = 3.0  # of the noise levels, in training as in sampling
+# Latent frames -> clips in a batch: about 6,000 tokens each.
+BATCHES = {1: 64, 2: 48, 3: 32, 6: 16, 11: 8, 21: 4}
+SHARE = {1: 0.03, 2: 0.05, 3: 0.17, 6: 0.45, 11: 0.15, 21: 0.15}
+CLIPS_PER_FILE = 36
+
+
+def encode_clips(vae, scenes: list[draw.Scene], frames: int) -> torch.Tensor:
+    """Means of the posteriors, bfloat16 [clips, channels, latent frames, 16, 16]."""
+    video = np.stack([draw.draw(scene, frames) for scene in scenes])
+    x = torch.from_numpy(video).permute(0, 4, 1, 2, 3).bfloat16() / 127.5 - 1
+    with torch.no_grad():
+        return vae.encode(x).latent_dist.mode()
+
+
+def make_latents(work: Path, long_files: int, short_files: int) -> list[Path]:
+    """Encodes the training clips: files of 36 clips of 81 or of 21 frames each."""
+    train_vae.fast_norms()
+    vae = AutoencoderKLWan(**train_vae.CONFIG)
+    saved = torch.load(work / "vae.pt", weights_only=True)
+    vae.load_state_dict(saved["model"])
+    vae = vae.bfloat16().eval()
+    folder = work / "latents"
+    folder.mkdir(exist_ok=True)
+    paths = []
+    for number in range(long_files + short_files):
+        frames = draw.LONGEST if number < long_files else 21
+        path = folder / f"{frames}-{number:04d}.pt"
+        paths.append(path)
+        if path.exists():
+            continue
+        rng = np.random.default_rng((1, number))
+        scenes = [draw.random_scene(rng) for _ in range(CLIPS_PER_FILE)]
+        latents = torch.cat(
+            [encode_clips(vae, scenes[i : i + 6], frames) for i in range(0, 36, 6)]
+        )
+        words = [(s.colour, s.shape, s.direction) for s in scenes]
+        beside = path.with_suffix(".new")
+        torch.save({"latents": latents, "words": words}, beside)
+        os.replace(beside, path)
+        print(f"encoded {number + 1}/{long_files + short_files}", flush=True)
+    return paths
+
+
+class Clips:
+    """Latents by length: long clips serve shorter lengths by their beginnings.
+
+    The VAE is causal, so the first latents of a clip are those of its beginning.
+    """
+
+    def __init__(self, paths: list[Path]):
+        files = [torch.load(path, weights_only=True) for path in paths]
+        self.latents = [clip for file in files for clip in file["latents"]]
+        self.words = [words for file in files for words in file["words"]]
+        self.long = [i for i, clip in enumerate(self.latents) if clip.shape[1] >= 21]
+
+    def statistics(self) -> tuple[list[float], list[float]]:
+        """Mean and standard deviation of each latent channel."""
+        values = torch.cat([c.float().flatten(1) for c in self.latents[::7]], 1)
+        return values.mean(1).tolist(), values.std(1).tolist()
+
+    def batch(self, rng: np.random.Generator, length: int):
+        """(latents [clips, channels, length, 16, 16], their words)."""
+        pool = self.long if length > 6 else range(len(self.latents))
+        chosen = rng.choice(pool, BATCHES[length])
+        latents = torch.stack([self.latents[i][:, :length] for i in chosen]).float()
+        return latents, [self.words[i] for i in chosen]
+
+
+class PaddedCrossAttention:
+    """Cross-attention to `TEXT_LENGTH` tokens of which most are the same padding.
+
+    The embeddings past a prompt's length are zero, so their keys and values are
+    equal: one of them, with the logarithm of their number as a bias, stands for
+    all. The result is that of the whole length at a fraction of the work.
+    """
+
+    def __init__(self, padding: int):
+        self.bias = math.log(padding)
+
+    def __call__(self, attn, hidden_states, text, attention_mask=None, rotary=None):
+        def heads(x):
+            return x.unflatten(2, (attn.heads, -1)).transpose(1, 2)
+
+        q = heads(attn.norm_q(attn.to_q(hidden_states)))
+        k = heads(attn.norm_k(attn.to_k(text)))
+        v = heads(attn.to_v(text))
+        bias = torch.zeros(text.shape[1], dtype=q.dtype)
+        bias[-1] = self.bias
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) + bias
+        out = scores.float().softmax(-1).to(v.dtype) @ v
+        return attn.to_out[0](out.transpose(1, 2).flatten(2))
+
+
+class Models(torch.nn.Module):
+    """The transformer and the text encoder, trained as one."""
+
+    def __init__(self):
+        super().__init__()
+        self.transformer = WanTransformer3DModel(**TRANSFORMER)
+        self.text = UMT5EncoderModel(UMT5Config(**TEXT))
+        for name, parameter in self.transformer.named_parameters():
+            if name.endswith("bias"):
+                torch.nn.init.zeros_(parameter)
+            elif ".attn2.norm_" in name:
+                # Padding outnumbers words by fifty to one: sharper scores let the
+                # words be heard from the first step.
+                torch.nn.init.constant_(parameter, 2.0)
+        torch.nn.init.zeros_(self.transformer.proj_out.weight)
+        longest = vocabulary.LONGEST
+        for block in self.transformer.blocks:
+            block.attn2.set_processor(PaddedCrossAttention(TEXT_LENGTH - longest))
+
+    def embed(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Embeddings [batch, words + 1, text_dim], zero past each prompt's length."""
+        states = self.text(input_ids=ids, attention_mask=mask).last_hidden_state
+        return F.pad(states * mask[..., None], (0, 0, 0, 1))
+
+
+def flow_loss(models: Models, latents, ids, mask, generator) -> torch.Tensor:
+    """Mean squared error of the velocity at random noise levels."""
+    uniform = torch.sigmoid(torch.randn(len(latents), generator=generator))
+    sigma = SHIFT * uniform / (1 + (SHIFT - 1) * uniform)
+    noise = torch.randn(latents.shape, generator=generator)
+    level = sigma[:, None, None, None, None]
+    noisy = (1 - level) * latents + level * noise
+    with torch.autocast("cpu", torch.bfloat16):
+        text = models.embed(ids, mask)
+        velocity = models.transformer(noisy, 1000 * sigma, text).sample
+    return F.mse_loss(velocity.float(), noise - latents)
+
+
+def train(
+    work: Path, steps: int, paths: list[Path], seed: int = 0, rate: float = 1.5e-3
+) -> list[float]:
+    """Trains up to `steps` in all and returns the loss of the steps taken now."""
+    torch.manual_seed(seed)
+    clips, models = Clips(paths), Models()
+    mean, std = (torch.tensor(v)[:, None, None, None] for v in clips.statistics())
+    average = copy.deepcopy(models)
+    optimizer = torch.optim.AdamW(
+        models.parameters(), lr=1, weight_decay=0.01, betas=(0.9, 0.98)
+    )
+    progress = Progress(
+        work / "transformer.pt", model=models, average=average, optimizer=optimizer
+    )
+    begin, losses, clock = progress.load(), [], time.monotonic()
+    for step in range(begin, steps):
+        rng = np.random.default_rng((2, seed, step))
+        generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
+        length = int(rng.choice(list(SHARE), p=list(SHARE.values())))
+        latents, words = clips.batch(rng, length)
+        prompts = vocabulary.random_prompts(rng, words)
+        ids, mask = (torch.from_numpy(x) for x in prompts)
+        warm = min(1, (step + 1) / 200)
+        cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
+        for group in optimizer.param_groups:
+            group["lr"] = rate * warm * cosine + 1e-5
+        value = flow_loss(models, (latents - mean) / std, ids, mask, generator)
+        optimizer.zero_grad()
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(models.parameters(), 1.0)
+        optimizer.step()
+        keep = min(0.999, (step + 1) / (step + 10))
+        with torch.no_grad():
+            for kept, new in zip(
+                average.parameters(), models.parameters(), strict=True
+            ):
+                kept.lerp_(new, 1 - keep)
+        losses.append(float(value))
+        if step % 100 == 99 or step == steps - 1:
+            progress.save(step + 1)
+            print(
+                f"step {step + 1}/{steps} loss {np.mean(losses[-100:]):.4f} "
+                f"{time.monotonic() - clock:.0f} s",
+                flush=True,
+            )
+    return losses
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--long-files", type=int, default=20)
+    parser.add_argument("--short-files", type=int, default=100)
+    arguments = parser.parse_args()
+    latents = make_latents(arguments.work, arguments.long_files, arguments.short_files)
+    train(arguments.work, arguments.steps, latents)

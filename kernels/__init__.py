@@ -1,0 +1,1 @@
+"""Attention, and everything that decides which of its tiles are computed."""
