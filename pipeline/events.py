@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline import names
+from pipeline.errors import RequestError
 from pipeline.store import Exists, Missing, Store
 
 _VERSION = 1
@@ -31,7 +32,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
 _ENVELOPE = ("version", "event", "clip", "epoch", "time")
 
 
-class EventError(Exception):
+class EventError(RequestError):
     """A file among the events is none; the message names it."""
 
 

@@ -9,13 +9,19 @@ import importlib
 import logging
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError
-from ray.exceptions import OutOfMemoryError, RayTaskError, WorkerCrashedError
+from ray.exceptions import (
+    ActorDiedError,
+    OutOfMemoryError,
+    RayActorError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -52,9 +58,12 @@ class _HostActor:
     """
 
     def __init__(self):
-        self._host = importlib.import_module("workers.host").Host()
+        self._host: Any = None
 
     def call(self, method: str, *args: Any) -> Any:
+        # Not when the actor is made: there, an error would pass for its death.
+        if self._host is None:
+            self._host = importlib.import_module("workers.host").Host()
         return getattr(self._host, method)(*args)
 
 
@@ -134,6 +143,8 @@ def fleet() -> Iterator[None]:
         options: dict[str, Any] = {"address": address}
         if not address:
             options = _local(stack)
+        # Ray sets a handler of its own, which ends the process without a word.
+        on_terminate = signal.getsignal(signal.SIGTERM)
         try:
             ray.init(**options, log_to_driver=False, logging_level=logging.CRITICAL)
         except (ConnectionError, RuntimeError) as error:
@@ -143,6 +154,7 @@ def fleet() -> Iterator[None]:
                 else f"Ray does not start on this machine: {error}"
             ) from error
         stack.callback(ray.shutdown)
+        signal.signal(signal.SIGTERM, on_terminate)
         _silence_errors()
         yield
 
@@ -180,9 +192,10 @@ def _silence_errors() -> None:
 
 
 def _host_died(error: Exception) -> HostDied:
-    preempted = isinstance(error, ActorDiedError) and error.preempted
-    if preempted:
+    if isinstance(error, ActorDiedError) and error.preempted:
         return HostDied("the host was preempted", preempted=True)
-    if isinstance(error, OutOfMemoryError) or "OutOfMemory" in str(error):
+    if isinstance(error, OutOfMemoryError):
         return HostDied("the host's process was ended for want of memory")
-    return HostDied(f"the host's process died: {_first_line(str(error))}")
+    return HostDied(
+        "the host's process died: it was killed, perhaps for want of memory, or crashed"
+    )

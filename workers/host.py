@@ -172,5 +172,5 @@ class Host:
 def _png(frame: np.ndarray) -> bytes:
     """Returns a frame, uint8 [height, width, 3], as a PNG file."""
     file = io.BytesIO()
-    Image.fromarray(frame, "RGB").save(file, "PNG", compress_level=_PNG_COMPRESSION)
+    Image.fromarray(frame).save(file, "PNG", compress_level=_PNG_COMPRESSION)
     return file.getvalue()
