@@ -1,0 +1,136 @@
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests import tiny
+from workers.checkpoint import CheckpointError
+from workers.denoiser import ClipState, Denoiser, NumericalError
+from workers.job import ClipJob
+
+JOB = ClipJob(
+    clip="a",
+    prompt="a red circle moving left",
+    negative_prompt="",
+    seed=3,
+    width=28,
+    height=18,
+    frames=7,
+    render_width=32,
+    render_height=32,
+    render_frames=9,
+    steps=4,
+    guidance=3.0,
+    flow_shift=3.0,
+    sampler="unipc",
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny.write_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def denoiser(model):
+    return Denoiser.load(model)
+
+
+def render(denoiser, job, steps_at_once=100):
+    state = denoiser.begin(job, denoiser.encode(job))
+    while state.step < job.steps:
+        state = denoiser.advance(state, steps_at_once)
+    return np.stack(list(denoiser.decode(state)))
+
+
+def test_frames_are_cropped_from_the_centre_and_cut(denoiser):
+    frames = render(denoiser, JOB)
+    assert frames.shape == (7, 18, 28, 3) and frames.dtype == np.uint8
+    whole = render(
+        denoiser, dataclasses.replace(JOB, width=32, height=32, frames=9)
+    )
+    np.testing.assert_array_equal(frames, whole[:7, 7:25, 2:30])
+
+
+@pytest.mark.parametrize("sampler", ["unipc", "euler"])
+def test_a_stored_state_goes_on_to_the_same_frames(denoiser, sampler):
+    job = dataclasses.replace(JOB, sampler=sampler)
+    expected = render(denoiser, job)
+    np.testing.assert_array_equal(render(denoiser, job, steps_at_once=1), expected)
+    for stop in range(job.steps + 1):
+        state = denoiser.advance(denoiser.begin(job, denoiser.encode(job)), stop)
+        state = ClipState.from_tensors(job, state.to_tensors())
+        assert state.step == stop
+        frames = np.stack(list(denoiser.decode(denoiser.advance(state, 100))))
+        np.testing.assert_array_equal(frames, expected)
+
+
+def test_every_setting_changes_the_picture(denoiser):
+    base = render(denoiser, JOB)
+    for change in (
+        {"seed": 4},
+        {"prompt": "a blue square moving up"},
+        {"negative_prompt": "blue"},
+        {"guidance": 1.0},
+        {"guidance": 5.0},
+        {"steps": 5},
+        {"flow_shift": 5.0},
+        {"sampler": "euler"},
+    ):
+        other = render(denoiser, dataclasses.replace(JOB, **change))
+        assert (other != base).any(), change
+
+
+def test_without_guidance_the_negative_prompt_is_not_run(denoiser):
+    job = dataclasses.replace(JOB, guidance=1.0)
+    assert denoiser.begin(job, denoiser.encode(job)).text.shape[0] == 1
+    other = dataclasses.replace(job, negative_prompt="blue")
+    np.testing.assert_array_equal(render(denoiser, job), render(denoiser, other))
+
+
+def test_a_clip_of_one_frame(denoiser):
+    job = dataclasses.replace(JOB, frames=1, render_frames=1)
+    assert render(denoiser, job).shape == (1, 18, 28, 3)
+
+
+def test_latents_that_are_not_finite_name_the_step(model, tmp_path):
+    poisoned = tiny.write_model(tmp_path)
+    path = poisoned / "transformer" / "diffusion_pytorch_model.safetensors"
+    tensors = load_file(path)
+    tensors["blocks.1.ffn.net.2.bias"][0] = np.nan
+    save_file(tensors, path)
+    denoiser = Denoiser.load(poisoned)
+    with pytest.raises(NumericalError, match="after step 1 of 4"):
+        render(denoiser, JOB)
+
+
+def test_bfloat16_stays_near_float32(model, denoiser):
+    narrow = Denoiser.load(model, dtype="bfloat16")
+    assert narrow.describe()["dtype"] == "bfloat16"
+    difference = render(narrow, JOB).astype(int) - render(denoiser, JOB)
+    # bfloat16 keeps 8 bits; random weights amplify, so only the mean is bounded.
+    assert np.abs(difference).mean() < 10
+
+
+def test_parts_of_different_models_are_refused(tmp_path):
+    model = tiny.write_model(tmp_path)
+    path = model / "vae" / "config.json"
+    config = json.loads(path.read_text()) | {"base_dim": 8}
+    path.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"vae.*must be"):
+        Denoiser.load(model)
+
+    tiny.write_model(tmp_path)
+    (model / "tokenizer" / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        Denoiser.load(model)
+
+
+def test_describes_what_made_the_picture(denoiser):
+    description = denoiser.describe()
+    assert description["jax"] == jax.__version__
+    assert description["parameters"]["transformer"] > 1000
+    assert len(description["model_hash"]) == 64
