@@ -59,6 +59,7 @@ SHIFT = 3.0  # of the noise levels, in training as in sampling
 BATCHES = {1: 64, 2: 48, 3: 32, 6: 16, 11: 8, 21: 4}
 SHARE = {1: 0.03, 2: 0.05, 3: 0.17, 6: 0.45, 11: 0.15, 21: 0.15}
 CLIPS_PER_FILE = 36
+RATE = 1.5e-3  # of learning, at its highest
 
 
 def encode_clips(vae, scenes: list[draw.Scene], frames: int) -> torch.Tensor:
@@ -88,7 +89,7 @@ def make_latents(work: Path, long_files: int, short_files: int) -> list[Path]:
         rng = np.random.default_rng((1, number))
         scenes = [draw.random_scene(rng) for _ in range(CLIPS_PER_FILE)]
         latents = torch.cat(
-            [encode_clips(vae, scenes[i : i + 6], frames) for i in range(0, 36, 6)]
+            [encode_clips(vae, scenes[i : i + 6], frames) for i in range(0, CLIPS_PER_FILE, 6)]
         )
         words = [(s.colour, s.shape, s.direction) for s in scenes]
         beside = path.with_suffix(".new")
@@ -115,10 +116,10 @@ class Clips:
         values = torch.cat([c.float().flatten(1) for c in self.latents[::7]], 1)
         return values.mean(1).tolist(), values.std(1).tolist()
 
-    def batch(self, rng: np.random.Generator, length: int):
-        """(latents [clips, channels, length, 16, 16], their words)."""
+    def batch(self, rng: np.random.Generator, length: int, size: int):
+        """(latents [size, channels, length, 16, 16], their words)."""
         pool = self.long if length > 6 else range(len(self.latents))
-        chosen = rng.choice(pool, BATCHES[length])
+        chosen = rng.choice(pool, size)
         latents = torch.stack([self.latents[i][:, :length] for i in chosen]).float()
         return latents, [self.words[i] for i in chosen]
 
@@ -187,9 +188,14 @@ def flow_loss(models: Models, latents, ids, mask, generator) -> torch.Tensor:
 
 
 def train(
-    work: Path, steps: int, paths: list[Path], seed: int = 0, rate: float = 1.5e-3
+    work: Path,
+    steps: int,
+    paths: list[Path],
+    batches: dict[int, int] = BATCHES,
+    seed: int = 0,
 ) -> list[float]:
     """Trains up to `steps` in all and returns the loss of the steps taken now."""
+    share = np.array([SHARE[length] for length in batches])
     torch.manual_seed(seed)
     clips, models = Clips(paths), Models()
     mean, std = (torch.tensor(v)[:, None, None, None] for v in clips.statistics())
@@ -204,14 +210,14 @@ def train(
     for step in range(begin, steps):
         rng = np.random.default_rng((2, seed, step))
         generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
-        length = int(rng.choice(list(SHARE), p=list(SHARE.values())))
-        latents, words = clips.batch(rng, length)
+        length = int(rng.choice(list(batches), p=share / share.sum()))
+        latents, words = clips.batch(rng, length, batches[length])
         prompts = vocabulary.random_prompts(rng, words)
         ids, mask = (torch.from_numpy(x) for x in prompts)
         warm = min(1, (step + 1) / 200)
         cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
         for group in optimizer.param_groups:
-            group["lr"] = rate * warm * cosine + 1e-5
+            group["lr"] = RATE * warm * cosine + 1e-5
         value = flow_loss(models, (latents - mean) / std, ids, mask, generator)
         optimizer.zero_grad()
         value.backward()
@@ -223,7 +229,7 @@ def train(
                 average.parameters(), models.parameters(), strict=True
             ):
                 kept.lerp_(new, 1 - keep)
-        losses.append(float(value))
+        losses.append(float(value.detach()))
         if step % 100 == 99 or step == steps - 1:
             progress.save(step + 1)
             print(

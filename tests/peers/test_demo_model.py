@@ -1,0 +1,78 @@
+"""diffusers' own pipeline on the demo checkpoint, and a short run of its training."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.benchmarks.demo_model import job
+from workers.denoiser import Denoiser
+
+torch = pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
+
+from configs.demo_training import train_transformer, train_vae
+
+pytestmark = pytest.mark.peers
+
+MODEL = Path(__file__).parents[2] / "configs" / "models" / "demo"
+
+
+def psnr(a: np.ndarray, b: np.ndarray) -> float:
+    error = np.square(a.astype(np.float64) - b).mean()
+    return float(10 * np.log10(255**2 / error)) if error else np.inf
+
+
+def test_wan_pipeline_renders_the_same_clip_from_the_same_noise():
+    pipeline = diffusers.WanPipeline.from_pretrained(MODEL, torch_dtype=torch.float32)
+    pipeline.set_progress_bar_config(disable=True)
+    asked = job(("purple", "square", "up"), seed=5, frames=17)
+    ours = Denoiser.load(MODEL)
+    rng = np.random.default_rng(asked.seed)
+    noise = rng.standard_normal(ours.latent_shape(asked)).astype(np.float32)
+    theirs = pipeline(
+        prompt=asked.prompt,
+        negative_prompt=asked.negative_prompt,
+        height=asked.height,
+        width=asked.width,
+        num_frames=asked.frames,
+        num_inference_steps=asked.steps,
+        guidance_scale=asked.guidance,
+        max_sequence_length=512,
+        latents=torch.from_numpy(noise).permute(3, 0, 1, 2)[None],
+        output_type="np",
+    ).frames[0]
+    state = ours.begin_from(asked, ours.encode(asked), noise)
+    frames = np.stack(list(ours.decode(ours.advance(state, asked.steps))))
+    assert frames.std() > 20  # a picture, not a plain background
+    assert psnr(frames, np.rint(255 * theirs)) >= 40
+
+
+def test_a_short_training_run_learns(tmp_path):
+    losses = train_vae.train(tmp_path, steps=30)
+    assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5])
+    assert train_vae.train(tmp_path, steps=30) == []  # goes on from its checkpoint
+
+    latents = train_transformer.make_latents(tmp_path, long_files=1, short_files=0)
+    losses = train_transformer.train(tmp_path, 24, latents, batches={3: 8})
+    assert np.mean(losses[-5:]) < 0.95 * np.mean(losses[:5])
+    assert train_transformer.train(tmp_path, 24, latents, batches={3: 8}) == []
+
+
+def test_equal_padding_folds_into_one_token():
+    """Cross-attention over 512 tokens equals the shortened one that training uses."""
+    torch.manual_seed(0)
+    models = train_transformer.Models()
+    for parameter in models.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    ids = torch.tensor([[3, 4, 5, 1, 0, 0, 0, 0]])
+    mask = (ids > 0).long()
+    with torch.no_grad():
+        text = models.embed(ids, mask)
+        x = torch.randn(1, 8, 2, 4, 4)
+        short = models.transformer(x, torch.tensor([500.0]), text).sample
+        for block in models.transformer.blocks:
+            block.attn2.set_processor(type(block.attn1.processor)())
+        whole = torch.nn.functional.pad(text, (0, 0, 0, 512 - text.shape[1]))
+        long = models.transformer(x, torch.tensor([500.0]), whole).sample
+    torch.testing.assert_close(short, long, rtol=1e-4, atol=1e-4)
