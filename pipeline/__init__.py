@@ -1,0 +1,1 @@
+"""What a user drives: manifest, plan, run, status, stitch, report, command line."""

@@ -1,0 +1,159 @@
+"""The command line. Nothing heavy is imported before a command needs it.
+
+Exit status: 0 done; 1 some clips failed; 2 the request is wrong; 130 interrupted.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline.errors import RequestError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pipeline.plan import Plan
+
+# Where output goes to a file or a pipe: room for a table with its paths.
+_FILE_COLUMNS = 160
+
+app = typer.Typer(
+    help="Renders batches of video clips from a manifest, on one machine or many.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+_Manifest = Annotated[Path, typer.Argument(help="The manifest: a YAML or JSON file.")]
+_Output = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Where the batch's folder goes, instead of what the manifest says.",
+    ),
+]
+_Where = Annotated[
+    str, typer.Argument(help="A batch's folder, or the output that holds it.")
+]
+
+
+@app.command()
+def render(manifest: _Manifest, output: _Output = None) -> None:
+    """Render a manifest's clips, or go on with them."""
+    from pipeline.models import require_weights
+
+    plan = _plan(manifest, output)
+    require_weights(plan.model)
+    from pipeline.run import render
+
+    raise typer.Exit(render(plan, console=_console()))
+
+
+@app.command()
+def plan(
+    manifest: _Manifest,
+    output: _Output = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show what a render would do, and where it goes."""
+    from pipeline.plan import plan_json, plan_table
+
+    planned = _plan(manifest, output)
+    if as_json:
+        typer.echo(json.dumps(plan_json(planned), indent=1, ensure_ascii=False))
+    else:
+        _console().print(plan_table(planned), soft_wrap=True)
+
+
+@app.command()
+def status(
+    output: _Where,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    watch: Annotated[bool, typer.Option(help="Until every clip has ended.")] = False,
+) -> None:
+    """Show how far a batch is, from its folder alone."""
+    from pipeline.status import show
+
+    code = show(output, as_json=as_json, watch=watch, console=_console())
+    raise typer.Exit(code)
+
+
+@app.command()
+def retry(
+    output: _Where,
+    clip: Annotated[str | None, typer.Option(help="Only this clip.")] = None,
+) -> None:
+    """Put failed clips back, for the next render."""
+    from pipeline.status import retry
+
+    raise typer.Exit(retry(output, clip=clip, console=_console()))
+
+
+@app.command()
+def stitch(
+    output: _Where,
+    beam_options: Annotated[
+        list[str] | None,
+        typer.Argument(help="After `--`: Beam's own options, as --name=value."),
+    ] = None,
+    runner: Annotated[
+        str, typer.Option(help="Name of the Beam runner.")
+    ] = "FnApiRunner",
+) -> None:
+    """Make the videos of rendered clips: the Beam job."""
+    from pipeline.batch import find_batches
+    from pipeline.report import write_report
+    from pipeline.stitch import stitch_batch
+    from pipeline.store import StoreError
+
+    failed = False
+    try:
+        for uri in find_batches(output):
+            for result in stitch_batch(uri, runner=runner, options=beam_options):
+                failed |= not result.ok
+                said = f"{result.frames} frames" if result.ok else result.reason
+                typer.echo(f"{result.clip}: {said}")
+            typer.echo(write_report(uri))
+    except StoreError as error:
+        raise RequestError(str(error)) from error
+    raise typer.Exit(int(failed))
+
+
+@app.command()
+def doctor() -> None:
+    """Tell what this machine lacks, and what to do."""
+    from pipeline.doctor import examine, report
+
+    checks = examine(Path())
+    _console().print(report(checks))
+    raise typer.Exit(int(any(check.ok is False for check in checks)))
+
+
+def main() -> None:
+    """Runs the command line and ends the process."""
+    try:
+        app()
+    except RequestError as error:
+        # What a manifest says may hold half characters, which no terminal takes.
+        message = f"tilereel: {error}".encode(errors="backslashreplace").decode()
+        print(message, file=sys.stderr)
+        sys.exit(2)
+
+
+def _plan(manifest: Path, output: str | None) -> "Plan":
+    from pipeline.manifest import load_manifest
+    from pipeline.plan import make_plan
+
+    return make_plan(load_manifest(manifest), output, folder=manifest.parent)
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    free = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if free else _FILE_COLUMNS)
