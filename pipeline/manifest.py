@@ -130,10 +130,10 @@ class Settings(Checked):
     """What decides a clip beside its prompt; None where it is not said."""
 
     size: Annotated[str, AfterValidator(_check_size)] | None = Field(
-        None, description="WIDTHxHEIGHT in pixels, as 1280x720"
+        default=None, description="WIDTHxHEIGHT in pixels, as 1280x720"
     )
     frames: int | None = Field(
-        None,
+        default=None,
         ge=1,
         le=MOST_FRAMES,
         description=f"a whole number from 1 to {MOST_FRAMES}",
@@ -142,30 +142,35 @@ class Settings(Checked):
         Fraction | None,
         BeforeValidator(_parse_fps),
         PlainSerializer(lambda fps: None if fps is None else str(fps)),
-    ] = Field(None, description='a whole number, or a fraction, as "24000/1001"')
+    ] = Field(
+        default=None, description='a whole number, or a fraction, as "24000/1001"'
+    )
     steps: int | None = Field(
-        None, ge=1, le=1000, description="a whole number from 1 to 1000"
+        default=None, ge=1, le=1000, description="a whole number from 1 to 1000"
     )
     guidance: float | None = Field(
-        None,
+        default=None,
         ge=0,
         le=100,
         description="a number from 0 to 100 (at 1 or less, the prompt alone counts)",
     )
     flow_shift: float | None = Field(
-        None, gt=0, le=100, description="a number over 0, up to 100"
+        default=None, gt=0, le=100, description="a number over 0, up to 100"
     )
     sampler: Literal["unipc", "euler"] | None = Field(
-        None, description="unipc or euler"
+        default=None, description="unipc or euler"
     )
     negative_prompt: _Text | None = Field(
-        None, description="text of up to 10,000 characters; it may be empty"
+        default=None, description="text of up to 10,000 characters; it may be empty"
     )
     seed: int | None = Field(
-        None, ge=0, le=MOST_SEED, description=f"a whole number from 0 to {MOST_SEED}"
+        default=None,
+        ge=0,
+        le=MOST_SEED,
+        description=f"a whole number from 0 to {MOST_SEED}",
     )
     priority: int | None = Field(
-        None,
+        default=None,
         ge=-1_000_000,
         le=1_000_000,
         description="a whole number; larger ones are rendered first",
@@ -191,17 +196,17 @@ class Clip(Settings):
 class Attention(Checked):
     """How attention is computed."""
 
-    kinds: Literal["dense"] = Field("dense", description="dense")
+    kinds: Literal["dense"] = Field(default="dense", description="dense")
 
 
 class Encode(Checked):
     """How videos are encoded."""
 
     codec: Literal["h264"] = Field(
-        "h264", description="h264, the one codec of this version"
+        default="h264", description="h264, the one codec of this version"
     )
     crf: int = Field(
-        18,
+        default=18,
         ge=0,
         le=51,
         description="a whole number from 0 (lossless) to 51 (worst); 18 looks lossless",
@@ -214,14 +219,16 @@ class Manifest(Checked):
     version: Literal[1] = Field(description="1, the version of the manifest's form")
     batch: str = _NAME_FIELD
     model: _Path = Field(description="a preset's name, as demo, or a model's folder")
-    output: _Path | None = Field(None, description="the folder for the batch's folder")
+    output: _Path | None = Field(
+        default=None, description="the folder for the batch's folder"
+    )
     defaults: Settings = Field(
-        Settings(), description="a mapping of settings that clips share"
+        default=Settings(), description="a mapping of settings that clips share"
     )
     attention: Annotated[Attention, BeforeValidator(_check_attention)] = Field(
-        Attention(), description="{kinds: dense}"
+        default=Attention(), description="{kinds: dense}"
     )
-    encode: Encode = Field(Encode(), description="{codec: h264, crf: 18}")
+    encode: Encode = Field(default=Encode(), description="{codec: h264, crf: 18}")
     clips: list[Clip] = Field(
         min_length=1, max_length=10_000, description="a list of 1 to 10,000 clips"
     )

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ _PARTS = ("transformer", "vae", "text_encoder")
 _WAN = Settings(
     size="832x480",
     frames=81,
-    fps=16,
+    fps=Fraction(16),
     steps=50,
     guidance=5.0,
     flow_shift=3.0,
@@ -38,15 +39,15 @@ _WAN = Settings(
 class Preset(Checked):
     """What a model is best rendered with: its folder's preset.yaml."""
 
-    description: str = Field("", description="text")
+    description: str = Field(default="", description="text")
     source: str | None = Field(
-        None, description="the name of its repository on the Hugging Face Hub"
+        default=None, description="the name of its repository on the Hugging Face Hub"
     )
     native_frames: int = Field(
-        81, ge=1, description="the frames of the clips that it was trained on"
+        default=81, ge=1, description="the frames of the clips that it was trained on"
     )
     defaults: Settings = Field(
-        Settings(), description="a mapping of settings, as in a manifest"
+        default=Settings(), description="a mapping of settings, as in a manifest"
     )
 
 
