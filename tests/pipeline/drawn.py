@@ -1,13 +1,18 @@
-"""Frames drawn by a program, and shards of them, as a host writes them."""
+"""Batches without a model: frames drawn by a program, written as a host does."""
 
+import dataclasses
 import io
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from pipeline import names
-from pipeline.store import Store, checksum
+from pipeline.batch import Batch
+from pipeline.store import LocalStore, Store, checksum
+from workers.job import ClipJob
 
 
 def draw(frames: int, width: int, height: int, seed: int = 0) -> np.ndarray:
@@ -83,3 +88,73 @@ def write_shard(
     name = names.shard_json(clip, epoch, number)
     store.create(name, json.dumps(fields).encode())
     return name
+
+
+def job(clip: str, **fields: Any) -> ClipJob:
+    """Returns a clip of 6 frames of 32x24; `fields` change what is to be changed."""
+    plain: dict[str, Any] = {
+        "prompt": f"a red dot for {clip}",
+        "negative_prompt": "",
+        "seed": 7,
+        "width": 32,
+        "height": 24,
+        "frames": 6,
+        "steps": 20,
+        "guidance": 3.0,
+        "flow_shift": 3.0,
+        "sampler": "unipc",
+    }
+    plain |= fields
+    rendered = {
+        "render_width": -(-plain["width"] // 16) * 16,
+        "render_height": -(-plain["height"] // 16) * 16,
+        "render_frames": -(-(plain["frames"] - 1) // 4) * 4 + 1,
+    }
+    return ClipJob(clip=clip, **(rendered | plain))
+
+
+def write_batch(
+    root: Path, jobs: list[ClipJob], fps: str = "16", crf: int = 18
+) -> Batch:
+    """Writes the batch.json of some clips and opens the batch."""
+    clips = [
+        {
+            "job": dataclasses.asdict(one),
+            "priority": 0,
+            "fps": fps,
+            "encode": {"codec": "h264", "crf": crf},
+            "cost": 1.0,
+        }
+        for one in jobs
+    ]
+    info = {
+        "version": 1,
+        "batch": root.name,
+        "hash": "0123456789abcdef" * 4,
+        "manifest": {"clips": [{"id": one.clip} for one in jobs]},
+        "model": "demo",
+        "clips": clips,
+        "versions": {},
+    }
+    LocalStore(root).create(names.BATCH, json.dumps(info).encode())
+    return Batch.open(str(root))
+
+
+def decode_clip(batch: Batch, job: ClipJob, shards: int = 1, seed: int = 0) -> None:
+    """Writes a clip's drawn frames and the events up to `decoded`, as a run does."""
+    frames = draw(job.frames, job.width, job.height, seed)
+    engine = {"model_hash": "feedbeef", "jax": "0.10.0", "device": "cpu"}
+    batch.log.append(job.clip, "queued", 1)
+    batch.log.append(
+        job.clip, "started", 1, slice="slice-0", resumed_from=0, engine=engine
+    )
+    batch.log.append(job.clip, "text", 1, seconds=0.5)
+    batch.log.append(job.clip, "step", 1, step=job.steps, of=job.steps, seconds=9.25)
+    parts = np.array_split(np.arange(job.frames), shards)
+    written = [
+        write_shard(batch.store, job.clip, frames[part], number=n, first=int(part[0]))
+        for n, part in enumerate(parts)
+    ]
+    batch.log.append(
+        job.clip, "decoded", 1, frames=job.frames, seconds=1.75, shards=written
+    )
