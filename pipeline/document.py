@@ -136,8 +136,10 @@ def _read_yaml(document: Document, text: str) -> None:
         node = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
+        # What is missing at the end is found on a line that is not there.
+        last = text.rstrip().count("\n") + 1
         raise document.error(
-            mark.line + 1 if mark else 1,
+            min(mark.line + 1, last) if mark else 1,
             f"not YAML: {error.problem or error.context}; indent with spaces only, and "
             'put texts that hold ": " or "#" in quotes',
         ) from error
