@@ -106,6 +106,12 @@ def _check_prompt(text: str) -> str:
     return _check_text(text)
 
 
+def _check_version(number: int) -> int:
+    if number != 1:
+        raise ValueError(f"{number} is not known to this version, which reads 1")
+    return number
+
+
 def _check_attention(value: Any) -> Any:
     if value not in ({}, {"kinds": "dense"}):
         raise ValueError(
@@ -216,7 +222,7 @@ class Encode(Checked):
 class Manifest(Checked):
     """A batch of clips; see the module's text."""
 
-    version: Literal[1] = Field(description="1, the version of the manifest's form")
+    version: Annotated[int, AfterValidator(_check_version)] = Field(description="1")
     batch: str = _NAME_FIELD
     model: _Path = Field(description="a preset's name, as demo, or a model's folder")
     output: _Path | None = Field(
