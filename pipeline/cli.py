@@ -64,10 +64,10 @@ def plan(
     from pipeline.plan import plan_json, plan_table
 
     planned = _plan(manifest, output)
+    said = plan_table(planned)
     if as_json:
-        typer.echo(json.dumps(plan_json(planned), indent=1, ensure_ascii=False))
-    else:
-        _console().print(plan_table(planned), soft_wrap=True)
+        said = json.dumps(plan_json(planned), indent=1, ensure_ascii=False)
+    typer.echo(said)
 
 
 @app.command()

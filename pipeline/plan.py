@@ -6,10 +6,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from pipeline import names
 from pipeline.errors import RequestError
 from pipeline.manifest import Clip, Encode, Manifest, parse_size
@@ -17,6 +13,11 @@ from pipeline.models import ModelLocation, Shape, find_model, missing_weights
 from workers.job import ClipJob
 
 DEFAULT_OUTPUT = "renders"
+
+_HEADINGS = (
+    *("clip", "size", "frames", "fps"),
+    *("latents", "tokens", "windows", "steps", "PFLOP"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,54 +140,50 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def plan_table(plan: Plan) -> RenderableType:
-    """Returns a plan as a person is shown it; print it with `soft_wrap`.
-
-    Then paths, which are to be copied, are broken nowhere.
-    """
+def plan_table(plan: Plan) -> str:
+    """Returns a plan as a person is shown it: as wide as it is, nothing cut off."""
     root = f"{plan.output}/{plan.batch}"
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="")
-    table.add_column("clip", overflow="fold", min_width=8)
-    table.add_column("size", no_wrap=True)
-    for heading in (
-        "frames",
-        "fps",
-        "latent\nframes",
-        "tokens",
-        "windows",
-        "steps",
-        "PFLOP",
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for clip in plan.clips:
-        job = clip.job
-        size, frames = f"{job.width}x{job.height}", str(job.frames)
-        if (job.render_width, job.render_height) != (job.width, job.height):
-            size += f"\nof {job.render_width}x{job.render_height}"
-        if job.render_frames != job.frames:
-            frames += f"\nof {job.render_frames}"
-        table.add_row(
-            job.clip,
-            size,
-            frames,
-            str(clip.fps),
-            str(clip.latent_frames),
-            f"{clip.tokens:,}",
-            str(clip.windows),
-            str(job.steps),
-            _count(clip.cost / 1000),
-        )
-    notes = [note for clip in plan.clips for note in _notes(clip, plan.model)]
-    notes += [
+    rows = [_HEADINGS, *(row for clip in plan.clips for row in _rows(clip))]
+    widths = [max(len(row[n]) for row in rows) for n in range(len(_HEADINGS))]
+    count = f"{len(plan.clips)} clip{'s' * (len(plan.clips) != 1)}"
+    lines = [f"Batch {plan.batch}: {count}, in this order", ""]
+    for row in rows:
+        # Names and sizes stand left, numbers right.
+        left = [row[n].ljust(widths[n]) for n in range(2)]
+        right = [row[n].rjust(widths[n]) for n in range(2, len(row))]
+        lines.append("  ".join(left + right).rstrip())
+    lines.append("")
+    lines += [note for clip in plan.clips for note in _notes(clip, plan.model)]
+    lines += [
         f"Model {plan.model.name}: {plan.model.path}",
         f"Videos: {root}/{names.video('CLIP')}",
         f"Report: {root}/{names.REPORT}",
     ]
     if missing := missing_weights(plan.model):
-        notes.append(f"The model is not whole: {missing}")
-    count = f"{len(plan.clips)} clip{'s' * (len(plan.clips) != 1)}"
-    heading = Text(f"Batch {plan.batch}: {count}, in this order", style="bold")
-    return Group(heading, table, *map(Text, notes))
+        lines.append(f"The model is not whole: {missing}")
+    return "\n".join(lines)
+
+
+def _rows(clip: PlannedClip) -> list[tuple[str, ...]]:
+    """Returns a clip's row, and a second one where more is rendered than asked for."""
+    job = clip.job
+    asked = f"{job.width}x{job.height}", str(job.frames)
+    rendered = f"{job.render_width}x{job.render_height}", str(job.render_frames)
+    rest = (
+        str(clip.fps),
+        str(clip.latent_frames),
+        f"{clip.tokens:,}",
+        str(clip.windows),
+        str(job.steps),
+        _count(clip.cost / 1000),
+    )
+    rows = [(job.clip, *asked, *rest)]
+    if rendered != asked:
+        more = (
+            "" if r == a else f"of {r}" for a, r in zip(asked, rendered, strict=True)
+        )
+        rows.append(("", *more, *("" for _ in rest)))
+    return rows
 
 
 def _count(number: float) -> str:
@@ -205,8 +202,7 @@ def _notes(clip: PlannedClip, model: ModelLocation) -> list[str]:
         )
     if cut := job.render_frames - job.frames:
         notes.append(
-            f"{job.clip}: {job.render_frames} frames are rendered, the last {cut} cut "
-            "off"
+            f"{job.clip}: {job.render_frames} frames are rendered, {cut} cut off the end"
         )
     native = model.preset.native_frames
     if job.render_frames > native:
