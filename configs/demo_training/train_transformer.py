@@ -124,6 +124,45 @@ class Clips:
         return latents, [self.words[i] for i in chosen]
 
 
+def _normed(x, linear, norm, rows):
+    """A projection and its RMS norm over all heads, channels taken in order `rows`."""
+    x = F.linear(x, linear.weight[rows], linear.bias[rows])
+    scale = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + norm.eps)
+    return x * scale.to(x.dtype) * norm.weight[rows].to(x.dtype)
+
+
+def _softmax_attention(q, k, v, bias=0.0):
+    scores = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1])) + bias
+    return scores.softmax(-1).to(v.dtype) @ v
+
+
+class FastSelfAttention:
+    """Self-attention equal to diffusers', laid out for the backward pass on a CPU.
+
+    Each head's channels are reordered, the even ones first, in queries and keys
+    alike: scores stay the same and rotary pairs become two plain halves. Short clips
+    skip the fused attention, whose backward pass is slow here.
+    """
+
+    def __init__(self, heads: int, head_dim: int):
+        halves = torch.arange(head_dim).view(-1, 2).T.flatten()
+        self.rows = (torch.arange(heads)[:, None] * head_dim + halves).flatten()
+
+    def __call__(self, attn, x, text=None, attention_mask=None, rotary=None):
+        def turned(linear, norm):
+            y = _normed(x, linear, norm, self.rows)
+            cos, sin = (part[0, :, 0, ::2].to(y.dtype) for part in rotary)
+            a, b = y.unflatten(2, (attn.heads, -1)).transpose(1, 2).chunk(2, -1)
+            return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+        q = turned(attn.to_q, attn.norm_q)
+        k = turned(attn.to_k, attn.norm_k)
+        v = attn.to_v(x).unflatten(2, (attn.heads, -1)).transpose(1, 2)
+        short = x.shape[1] <= 400
+        attend = _softmax_attention if short else F.scaled_dot_product_attention
+        return attn.to_out[0](attend(q, k, v).transpose(1, 2).flatten(2))
+
+
 class PaddedCrossAttention:
     """Cross-attention to `TEXT_LENGTH` tokens of which most are the same padding.
 
@@ -135,17 +174,17 @@ class PaddedCrossAttention:
     def __init__(self, padding: int):
         self.bias = math.log(padding)
 
-    def __call__(self, attn, hidden_states, text, attention_mask=None, rotary=None):
-        def heads(x):
-            return x.unflatten(2, (attn.heads, -1)).transpose(1, 2)
+    def __call__(self, attn, x, text, attention_mask=None, rotary=None):
+        every = slice(None)
 
-        q = heads(attn.norm_q(attn.to_q(hidden_states)))
-        k = heads(attn.norm_k(attn.to_k(text)))
-        v = heads(attn.to_v(text))
+        def heads(y):
+            return y.unflatten(2, (attn.heads, -1)).transpose(1, 2)
+
+        q = heads(_normed(x, attn.to_q, attn.norm_q, every))
+        k = heads(_normed(text, attn.to_k, attn.norm_k, every))
         bias = torch.zeros(text.shape[1], dtype=q.dtype)
         bias[-1] = self.bias
-        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) + bias
-        out = scores.float().softmax(-1).to(v.dtype) @ v
+        out = _softmax_attention(q, k, heads(attn.to_v(text)), bias)
         return attn.to_out[0](out.transpose(1, 2).flatten(2))
 
 
@@ -165,7 +204,13 @@ class Models(torch.nn.Module):
                 torch.nn.init.constant_(parameter, 2.0)
         torch.nn.init.zeros_(self.transformer.proj_out.weight)
         longest = vocabulary.LONGEST
+        config = self.transformer.config
         for block in self.transformer.blocks:
+            block.attn1.set_processor(
+                FastSelfAttention(
+                    config.num_attention_heads, config.attention_head_dim
+                )
+            )
             block.attn2.set_processor(PaddedCrossAttention(TEXT_LENGTH - longest))
 
     def embed(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
