@@ -58,6 +58,8 @@ def export(work: Path, output: Path) -> None:
         flow_shift=train_transformer.SHIFT,
     ).save_pretrained(output / "scheduler")
     (output / "model_index.json").write_text(json.dumps(INDEX, indent=2) + "\n")
+    for path in output.rglob("*.safetensors"):
+        path.chmod(0o644)  # the library leaves them to their owner alone
 
 
 if __name__ == "__main__":

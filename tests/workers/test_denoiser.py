@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests import tiny
+from tests.tiny_model import write_tiny_model
 from workers.checkpoint import CheckpointError
 from workers.denoiser import ClipState, Denoiser, NumericalError
 from workers.job import ClipJob
@@ -31,7 +31,7 @@ JOB = ClipJob(
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return tiny.write_model(tmp_path_factory.mktemp("tiny"))
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_a_clip_of_one_frame(denoiser):
 
 
 def test_latents_that_are_not_finite_name_the_step(model, tmp_path):
-    poisoned = tiny.write_model(tmp_path)
+    poisoned = write_tiny_model(tmp_path)
     path = poisoned / "transformer" / "diffusion_pytorch_model.safetensors"
     tensors = load_file(path)
     tensors["blocks.1.ffn.net.2.bias"][0] = np.nan
@@ -116,14 +116,14 @@ def test_bfloat16_stays_near_float32(model, denoiser):
 
 
 def test_parts_of_different_models_are_refused(tmp_path):
-    model = tiny.write_model(tmp_path)
+    model = write_tiny_model(tmp_path / "vae")
     path = model / "vae" / "config.json"
     config = json.loads(path.read_text()) | {"base_dim": 8}
     path.write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"vae.*must be"):
         Denoiser.load(model)
 
-    tiny.write_model(tmp_path)
+    model = write_tiny_model(tmp_path / "tokenizer")
     (model / "tokenizer" / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
         Denoiser.load(model)
