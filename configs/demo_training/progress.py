@@ -23,6 +23,7 @@ class Progress:
         return saved["step"]
 
     def save(self, step: int) -> None:
+        """Stores all parts after `step` steps."""
         beside = self.path.with_suffix(".new")
         states = {name: part.state_dict() for name, part in self.parts.items()}
         torch.save({"step": step, **states}, beside)

@@ -13,10 +13,8 @@ def score(frames: np.ndarray) -> tuple[str, str, str] | None:
         background.
     """
     frames = frames.astype(np.float32)
-    border = np.concatenate(
-        [frames[:, :2].reshape(-1, 3), frames[:, -2:].reshape(-1, 3)]
-        + [frames[:, :, :2].reshape(-1, 3), frames[:, :, -2:].reshape(-1, 3)]
-    )
+    edges = (frames[:, :2], frames[:, -2:], frames[:, :, :2], frames[:, :, -2:])
+    border = np.concatenate([edge.reshape(-1, 3) for edge in edges])
     away = np.abs(frames - np.median(border, 0)).max(-1)
     peak = np.percentile(away, 98)
     if peak < 40:

@@ -24,35 +24,35 @@ from transformers import UMT5Config, UMT5EncoderModel
 from configs.demo_training import draw, train_vae, vocabulary
 from configs.demo_training.progress import Progress
 
-TRANSFORMER = dict(
-    patch_size=(1, 2, 2),
-    num_attention_heads=6,
-    attention_head_dim=32,
-    in_channels=8,
-    out_channels=8,
-    text_dim=64,
-    freq_dim=256,
-    ffn_dim=576,
-    num_layers=6,
-    cross_attn_norm=True,
-    qk_norm="rms_norm_across_heads",
-    eps=1e-6,
-    rope_max_seq_len=1024,
-)
-TEXT = dict(
-    vocab_size=len(vocabulary.WORDS),
-    d_model=64,
-    d_kv=16,
-    d_ff=128,
-    num_layers=2,
-    num_heads=4,
-    relative_attention_num_buckets=32,
-    relative_attention_max_distance=128,
-    dropout_rate=0.0,
-    pad_token_id=0,
-    eos_token_id=1,
-    tie_word_embeddings=True,
-)
+TRANSFORMER = {
+    "patch_size": (1, 2, 2),
+    "num_attention_heads": 6,
+    "attention_head_dim": 32,
+    "in_channels": 8,
+    "out_channels": 8,
+    "text_dim": 64,
+    "freq_dim": 256,
+    "ffn_dim": 576,
+    "num_layers": 6,
+    "cross_attn_norm": True,
+    "qk_norm": "rms_norm_across_heads",
+    "eps": 1e-6,
+    "rope_max_seq_len": 1024,
+}
+TEXT = {
+    "vocab_size": len(vocabulary.WORDS),
+    "d_model": 64,
+    "d_kv": 16,
+    "d_ff": 128,
+    "num_layers": 2,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "dropout_rate": 0.0,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "tie_word_embeddings": True,
+}
 TEXT_LENGTH = 512  # tokens of a prompt as Wan pads it
 SHIFT = 3.0  # of the noise levels, in training as in sampling
 # Latent frames -> clips in a batch: about 6,000 tokens each.
@@ -89,7 +89,10 @@ def make_latents(work: Path, long_files: int, short_files: int) -> list[Path]:
         rng = np.random.default_rng((1, number))
         scenes = [draw.random_scene(rng) for _ in range(CLIPS_PER_FILE)]
         latents = torch.cat(
-            [encode_clips(vae, scenes[i : i + 6], frames) for i in range(0, CLIPS_PER_FILE, 6)]
+            [
+                encode_clips(vae, scenes[i : i + 6], frames)
+                for i in range(0, CLIPS_PER_FILE, 6)
+            ]
         )
         words = [(s.colour, s.shape, s.direction) for s in scenes]
         beside = path.with_suffix(".new")
@@ -207,9 +210,7 @@ class Models(torch.nn.Module):
         config = self.transformer.config
         for block in self.transformer.blocks:
             block.attn1.set_processor(
-                FastSelfAttention(
-                    config.num_attention_heads, config.attention_head_dim
-                )
+                FastSelfAttention(config.num_attention_heads, config.attention_head_dim)
             )
             block.attn2.set_processor(PaddedCrossAttention(TEXT_LENGTH - longest))
 

@@ -21,17 +21,17 @@ from diffusers.models.autoencoders import autoencoder_kl_wan
 from configs.demo_training import draw
 from configs.demo_training.progress import Progress
 
-CONFIG = dict(
-    base_dim=12,
-    z_dim=8,
-    dim_mult=[1, 2, 4, 4],
-    num_res_blocks=1,
-    attn_scales=[],
-    temperal_downsample=[False, True, True],
-    dropout=0.0,
-    latents_mean=[0.0] * 8,
-    latents_std=[1.0] * 8,
-)
+CONFIG = {
+    "base_dim": 12,
+    "z_dim": 8,
+    "dim_mult": [1, 2, 4, 4],
+    "num_res_blocks": 1,
+    "attn_scales": [],
+    "temperal_downsample": [False, True, True],
+    "dropout": 0.0,
+    "latents_mean": [0.0] * 8,
+    "latents_std": [1.0] * 8,
+}
 # Per latent element. Small enough that edges stay sharp, large enough that the
 # latents are smooth, which is what the transformer needs.
 KL_WEIGHT = 5e-4
@@ -93,7 +93,9 @@ def crops(rng: np.random.Generator, batch: int, frames: int, size: int) -> torch
     for _ in range(batch):
         scene = draw.random_scene(rng)
         moved = scene.speed * int(rng.integers(draw.LONGEST - frames + 1))
-        start = np.array(scene.start) + np.array(draw.DIRECTIONS[scene.direction]) * moved
+        start = (
+            np.array(scene.start) + np.array(draw.DIRECTIONS[scene.direction]) * moved
+        )
         scene = dataclasses.replace(scene, start=(start[0], start[1]))
         corner = (start + rng.uniform(-1, 1, 2) * 0.2) * 128 - size / 2
         x, y = np.clip(np.rint(corner), 0, 128 - size).astype(int)
@@ -112,7 +114,9 @@ def loss(vae: AutoencoderKLWan, video: torch.Tensor) -> tuple[torch.Tensor, floa
     error = difference.abs().mean()
     mean, logvar = posterior.mean.float(), posterior.logvar.float()
     kl = 0.5 * (mean.square() + logvar.exp() - 1 - logvar).mean()
-    return error + difference.square().mean() + KL_WEIGHT * kl, float(error.detach()) * 127.5
+    return error + difference.square().mean() + KL_WEIGHT * kl, float(
+        error.detach()
+    ) * 127.5
 
 
 def train(work: Path, steps: int, seed: int = 0) -> list[float]:

@@ -9,7 +9,12 @@ SPECIAL = ("<pad>", "</s>", "<unk>")
 WORDS = SPECIAL + tuple(
     sorted(
         {*draw.COLOURS, *draw.SHAPES, *draw.DIRECTIONS}
-        | {word for phrase in draw.PHRASES for word in phrase.split() if "{" not in word}
+        | {
+            word
+            for phrase in draw.PHRASES
+            for word in phrase.split()
+            if "{" not in word
+        }
     )
 )
 LONGEST = 8  # tokens of the longest phrase and its end

@@ -10,7 +10,11 @@ from kernels import attention, oracle
 
 def random_qkv(seed, heads, tokens, keys, head_dim):
     rng = np.random.default_rng(seed)
-    shapes = ((heads, tokens, head_dim), (heads, keys, head_dim), (heads, keys, head_dim))
+    shapes = (
+        (heads, tokens, head_dim),
+        (heads, keys, head_dim),
+        (heads, keys, head_dim),
+    )
     return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
 
 

@@ -11,8 +11,9 @@ from workers.denoiser import Denoiser
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 
-from configs.demo_training import train_transformer, train_vae
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
+
+from configs.demo_training import train_transformer, train_vae
 
 pytestmark = pytest.mark.peers
 

@@ -49,9 +49,7 @@ def render(denoiser, job, steps_at_once=100):
 def test_frames_are_cropped_from_the_centre_and_cut(denoiser):
     frames = render(denoiser, JOB)
     assert frames.shape == (7, 18, 28, 3) and frames.dtype == np.uint8
-    whole = render(
-        denoiser, dataclasses.replace(JOB, width=32, height=32, frames=9)
-    )
+    whole = render(denoiser, dataclasses.replace(JOB, width=32, height=32, frames=9))
     np.testing.assert_array_equal(frames, whole[:7, 7:25, 2:30])
 
 
