@@ -97,7 +97,7 @@ def load_tensors(
     faults: list[str] = []
     for path in weight_files(folder):
         with _open(path) as file:
-            for name in file.keys():
+            for name in file.keys():  # noqa: SIM118 - not a dict
                 found = tuple(file.get_slice(name).get_shape())
                 if name in shapes:
                     homes[name] = path

@@ -88,12 +88,8 @@ def make_latents(work: Path, long_files: int, short_files: int) -> list[Path]:
             continue
         rng = np.random.default_rng((1, number))
         scenes = [draw.random_scene(rng) for _ in range(CLIPS_PER_FILE)]
-        latents = torch.cat(
-            [
-                encode_clips(vae, scenes[i : i + 6], frames)
-                for i in range(0, CLIPS_PER_FILE, 6)
-            ]
-        )
+        sixes = [scenes[i : i + 6] for i in range(0, CLIPS_PER_FILE, 6)]
+        latents = torch.cat([encode_clips(vae, six, frames) for six in sixes])
         words = [(s.colour, s.shape, s.direction) for s in scenes]
         beside = path.with_suffix(".new")
         torch.save({"latents": latents, "words": words}, beside)
@@ -152,6 +148,8 @@ class FastSelfAttention:
         self.rows = (torch.arange(heads)[:, None] * head_dim + halves).flatten()
 
     def __call__(self, attn, x, text=None, attention_mask=None, rotary=None):
+        """What diffusers calls for each block."""
+
         def turned(linear, norm):
             y = _normed(x, linear, norm, self.rows)
             cos, sin = (part[0, :, 0, ::2].to(y.dtype) for part in rotary)
@@ -178,6 +176,7 @@ class PaddedCrossAttention:
         self.bias = math.log(padding)
 
     def __call__(self, attn, x, text, attention_mask=None, rotary=None):
+        """What diffusers calls for each block."""
         every = slice(None)
 
         def heads(y):

@@ -114,9 +114,8 @@ def loss(vae: AutoencoderKLWan, video: torch.Tensor) -> tuple[torch.Tensor, floa
     error = difference.abs().mean()
     mean, logvar = posterior.mean.float(), posterior.logvar.float()
     kl = 0.5 * (mean.square() + logvar.exp() - 1 - logvar).mean()
-    return error + difference.square().mean() + KL_WEIGHT * kl, float(
-        error.detach()
-    ) * 127.5
+    total = error + difference.square().mean() + KL_WEIGHT * kl
+    return total, float(error.detach()) * 127.5
 
 
 def train(work: Path, steps: int, seed: int = 0) -> list[float]:

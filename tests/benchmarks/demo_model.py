@@ -59,9 +59,8 @@ def hits(
             text = {name: np.zeros_like(x) for name, x in text.items()}
         state = denoiser.advance(denoiser.begin(asked, text), asked.steps)
         seen = score.score(np.stack(list(denoiser.decode(state))))
-        result[i] = [
-            a == b for a, b in zip(combination, seen or (None,) * 3, strict=True)
-        ]
+        if seen is not None:
+            result[i] = np.array(seen) == np.array(combination)
     return result
 
 

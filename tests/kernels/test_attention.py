@@ -10,12 +10,10 @@ from kernels import attention, oracle
 
 def random_qkv(seed, heads, tokens, keys, head_dim):
     rng = np.random.default_rng(seed)
-    shapes = (
-        (heads, tokens, head_dim),
-        (heads, keys, head_dim),
-        (heads, keys, head_dim),
-    )
-    return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    return [
+        rng.normal(size=(heads, length, head_dim)).astype(np.float32)
+        for length in (tokens, keys, keys)
+    ]
 
 
 @settings(max_examples=25, deadline=None)

@@ -34,6 +34,7 @@ class TransformerConfig:
 
     @property
     def dim(self) -> int:
+        """Width of the tokens: all heads together."""
         return self.num_attention_heads * self.attention_head_dim
 
     @classmethod
