@@ -80,8 +80,7 @@ def examine(folder: Path) -> list[Check]:
         _check_ffmpeg(),
         _check_devices(),
         _check_ray(),
-        _check_writable("output", folder),
-        check_disk("disk for the output", folder, shutil.disk_usage(folder).free),
+        *check_folder("output", folder),
         *_check_temporary(),
         *_check_models(),
     ]
@@ -117,6 +116,22 @@ def check_disk(name: str, folder: Path, free: int) -> Check:
     if free < _LEAST_BYTES:
         remedy = f"Free some space: {_LEAST_BYTES / 2**30:.0f} GiB is the least"
     return Check(name, not remedy, found, remedy)
+
+
+def check_folder(name: str, folder: Path) -> list[Check]:
+    """Checks that a folder can be written, and that its disk has room."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"tilereel")
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        found = f"{folder.absolute()} cannot be written: {error.strerror}"
+        remedy = "Work in another folder (for temporary files, TMPDIR)"
+        return [Check(name, False, found, remedy)]
+    return [
+        Check(name, True, f"{folder.absolute()} can be written"),
+        check_disk(f"disk for {name}", folder, free),
+    ]
 
 
 def _check_packages() -> list[Check]:
@@ -168,24 +183,7 @@ def _check_temporary() -> list[Check]:
     except OSError as error:
         remedy = "Set TMPDIR to a folder that you may write to"
         return [Check("temporary files", False, str(error), remedy)]
-    return [
-        _check_writable("temporary files", folder),
-        check_disk("disk for them", folder, shutil.disk_usage(folder).free),
-    ]
-
-
-def _check_writable(name: str, folder: Path) -> Check:
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(b"tilereel")
-    except OSError as error:
-        return Check(
-            name,
-            False,
-            f"{folder.absolute()} cannot be written: {error.strerror}",
-            "Work in another folder (for temporary files, TMPDIR), or have it opened",
-        )
-    return Check(name, True, f"{folder.absolute()} can be written")
+    return check_folder("temporary files", folder)
 
 
 def _check_models() -> list[Check]:

@@ -201,9 +201,8 @@ def _notes(clip: PlannedClip, model: ModelLocation) -> list[str]:
             f"to {job.width}x{job.height} from the centre"
         )
     if cut := job.render_frames - job.frames:
-        notes.append(
-            f"{job.clip}: {job.render_frames} frames are rendered, {cut} cut off the end"
-        )
+        rendered = f"{job.render_frames} frames are rendered"
+        notes.append(f"{job.clip}: {rendered}, {cut} cut off the end")
     native = model.preset.native_frames
     if job.render_frames > native:
         notes.append(
