@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import ffmpeg
 
@@ -218,7 +218,7 @@ def _file(path: Path) -> str:
     return f"file:{path.absolute()}"
 
 
-def _write(frames: Iterable[bytes], video: Video, pipe: BinaryIO) -> int:
+def _write(frames: Iterable[bytes], video: Video, pipe: IO[bytes]) -> int:
     """Writes frames to ffmpeg and closes the pipe; returns how many were taken."""
     written = 0
     try:
@@ -237,7 +237,7 @@ def _write(frames: Iterable[bytes], video: Video, pipe: BinaryIO) -> int:
     return written
 
 
-def _last(words: BinaryIO) -> str:
+def _last(words: IO[bytes]) -> str:
     """Returns the end of what ffmpeg said."""
     words.seek(0)
     text = words.read().decode(errors="replace").strip()

@@ -58,6 +58,7 @@ def render_page(batch: Batch) -> str:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     environment.filters["duration"] = duration
     now = datetime.datetime.now(datetime.UTC)

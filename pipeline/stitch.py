@@ -184,7 +184,7 @@ def _run_beam(
     except ValueError as error:
         raise RequestError(f"Beam has no runner {runner!r}: {error}") from error
     with pipeline:
-        (
+        _ = (
             pipeline
             | "Clips" >> beam.Create(list(clips))
             | "Spread" >> beam.Reshuffle()

@@ -27,9 +27,19 @@ def decode(path, shape, pixel_format="rgb24"):
 
     Without accurate_rnd, ffmpeg's own way back to RGB rounds down.
     """
+    careful = ("-sws_flags", "accurate_rnd+full_chroma_int", "-pix_fmt", pixel_format)
     done = subprocess.run(
-        [find_ffmpeg().path, "-v", "error", "-i", path, "-f", "rawvideo"]
-        + ["-sws_flags", "accurate_rnd+full_chroma_int", "-pix_fmt", pixel_format, "-"],
+        [
+            find_ffmpeg().path,
+            "-v",
+            "error",
+            "-i",
+            path,
+            *careful,
+            "-f",
+            "rawvideo",
+            "-",
+        ],
         check=True,
         capture_output=True,
     )

@@ -26,7 +26,8 @@ from tests.pipeline.drawn import decode_clip, draw, job, png, write_batch, write
 
 # All that a shell, a filter graph, a template or a page could trip over.
 NASTY = (
-    "\"q\" 'q' `id` $(touch pwned) '; rm -rf . # %{localtime} %d {{ 7 * 7 }} {% raw %}\n"
+    "\"q\" 'q' `id` $(touch pwned) '; rm -rf . # %{localtime} %d {{ 7 * 7 }} {% raw %}"
+    "\n"
     "second line\t\\n <script>alert(1)</script> </p> & [in]scale=1:1[out], 🎬 ünïcödé "
 ) + "x" * 5000
 
@@ -307,7 +308,6 @@ def test_after_a_kill_at_any_write_the_next_run_ends_the_same(
     assert len(videos(batch)) == 3
 
 
-@pytest.mark.slow
 def test_a_real_kill_in_the_middle_publishes_nothing_partial(tmp_path):
     big = job("a", width=320, height=176, frames=60)
     batch = write_batch(tmp_path / "spring", [big])
