@@ -137,7 +137,7 @@ def doctor() -> None:
 def main() -> None:
     """Runs the command line and ends the process."""
     try:
-        app()
+        app(prog_name="tilereel")
     except RequestError as error:
         # What a manifest says may hold half characters, which no terminal takes.
         message = f"tilereel: {error}".encode(errors="backslashreplace").decode()
