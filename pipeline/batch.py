@@ -17,8 +17,6 @@ from pipeline.store import Exists, Missing, Store, open_store
 from workers.job import ClipJob
 
 _VERSION = 1
-# What decides pixels and files, and so may not change under one batch name.
-_FIXED = ("manifest", "model", "clips")
 _PACKAGES = (
     "tilereel",
     "apache-beam",
@@ -166,12 +164,11 @@ def _clip(fields: dict[str, Any]) -> BatchClip:
 
 
 def _info(plan: Plan) -> dict[str, Any]:
-    manifest = plan.manifest.model_dump(mode="json")
-    # Where the batch lies may change: a folder of finished clips can be moved.
-    manifest.pop("output", None)
-    fixed = {
-        "manifest": manifest,
+    info = {
+        "version": _VERSION,
+        "batch": plan.batch,
         "model": plan.model.name,
+        "manifest": plan.manifest.model_dump(mode="json"),
         "clips": [
             {
                 "job": dataclasses.asdict(clip.job),
@@ -182,11 +179,24 @@ def _info(plan: Plan) -> dict[str, Any]:
             }
             for clip in plan.clips
         ],
+        "versions": versions(),
     }
-    canonical = json.dumps(fixed, sort_keys=True).encode()
-    digest = hashlib.sha256(canonical).hexdigest()
-    head = {"version": _VERSION, "batch": plan.batch, "hash": digest}
-    return head | fixed | {"versions": versions()}
+    canonical = json.dumps(_fixed(info), sort_keys=True).encode()
+    return info | {"hash": hashlib.sha256(canonical).hexdigest()}
+
+
+def _fixed(info: dict[str, Any]) -> dict[str, Any]:
+    """Returns what may not change under one batch name: all that shows in videos.
+
+    The order of the clips and where the batch lies may change, and so may what
+    planning thinks a clip costs.
+    """
+    clips = {}
+    for clip in info["clips"]:
+        settings = {key: value for key, value in clip.items() if key != "cost"}
+        clips[clip["job"]["clip"]] = settings | settings.pop("job")
+    attention = info["manifest"]["attention"]
+    return {"model": info["model"], "attention": attention, "clips": clips}
 
 
 def versions() -> dict[str, str]:
@@ -203,8 +213,7 @@ def versions() -> dict[str, str]:
 def _refuse_changes(batch: Batch, info: dict[str, Any]) -> None:
     if batch.info.get("hash") == info["hash"]:
         return
-    old = dict(_leaves({key: batch.info.get(key) for key in _FIXED}))
-    new = dict(_leaves({key: info[key] for key in _FIXED}))
+    old, new = (dict(_leaves(_fixed(i))) for i in (batch.info, info))
     lines = []
     for key in old | new:
         if old.get(key) != new.get(key):
@@ -221,18 +230,9 @@ def _refuse_changes(batch: Batch, info: dict[str, Any]) -> None:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields every plain value of nested JSON with its dotted path.
-
-    Clips are named by their ids, so that one more clip is one difference.
-    """
+    """Yields every plain value of nested mappings with its dotted path."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _leaves(inner, f"{path}.{key}" if path else key)
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            name = str(index)
-            if isinstance(inner, dict):
-                name = inner.get("id") or inner.get("job", {}).get("clip") or name
-            yield from _leaves(inner, f"{path}.{name}")
     else:
         yield path, value

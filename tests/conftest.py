@@ -4,6 +4,10 @@ import os
 
 import hypothesis
 
+from tests.clusters import ray_cluster
+
+__all__ = ["ray_cluster"]
+
 # What someone has set for their own renders must not reach the tests.
 for name in ("RAY_ADDRESS", "TILEREEL_MODELS"):
     os.environ.pop(name, None)

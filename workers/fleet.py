@@ -2,33 +2,35 @@
 
 A slice is a placement group with one actor in each bundle; the hosts of a slice do
 every call together. A slice has one host for now.
+
+Ray is imported by `fleet` and not before, since it reads its environment then.
 """
 
 import contextlib
 import importlib
 import logging
 import os
+import secrets
 import shutil
 import signal
+import socket
 import tempfile
+import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ray
-from ray.exceptions import (
-    ActorDiedError,
-    OutOfMemoryError,
-    RayActorError,
-    RayTaskError,
-    WorkerCrashedError,
-)
-from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
 
 # What passes through Ray are names and counts, so its smallest object store does
 # (Ray asks for at least 75 MiB), and small shared memory, as in containers, is fine.
 _OBJECT_STORE_BYTES = 80 * 2**20
 _PLACEMENT_SECONDS = 60.0
+# Ray gives its own parts 15 s to start, which a busy machine may well exceed; the
+# next time they are in the machine's memory already.
+_START_ATTEMPTS = 3
+# One for the life of the process, since Ray reads it once.
+_TOKEN = secrets.token_hex(32)
 
 
 class FleetError(Exception):
@@ -74,7 +76,10 @@ class Slice:
         name: For events and messages.
     """
 
-    def __init__(self, name: str, group: PlacementGroup):
+    def __init__(self, name: str, group: "PlacementGroup"):
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
         self.name = name
         self._group = group
         self._hosts = [
@@ -94,6 +99,14 @@ class Slice:
             HostDied: A host's process ended before it answered.
             Exception: What the method raised on a host.
         """
+        import ray
+        from ray.exceptions import (
+            OutOfMemoryError,
+            RayActorError,
+            RayTaskError,
+            WorkerCrashedError,
+        )
+
         try:
             answers = ray.get([host.call.remote(method, *args) for host in self._hosts])
         except RayTaskError as error:
@@ -101,12 +114,14 @@ class Slice:
             if isinstance(cause, Exception):
                 raise cause from None
             raise
-        except (RayActorError, OutOfMemoryError, WorkerCrashedError) as error:
+        except (OutOfMemoryError, RayActorError, WorkerCrashedError) as error:
             raise _host_died(error) from None
         return answers[0]
 
     def close(self) -> None:
         """Ends the hosts' processes and gives their place free."""
+        import ray
+
         for host in self._hosts:
             ray.kill(host)
         ray.util.remove_placement_group(self._group)
@@ -118,6 +133,8 @@ def new_slice(name: str) -> Slice:
     Raises:
         FleetError: The cluster has no room for it.
     """
+    import ray
+
     group = ray.util.placement_group([{"CPU": 1}], strategy="STRICT_SPREAD")
     if not group.wait(_PLACEMENT_SECONDS):
         ray.util.remove_placement_group(group)
@@ -138,41 +155,82 @@ def fleet() -> Iterator[None]:
         FleetError: No connection to the cluster at RAY_ADDRESS.
     """
     with contextlib.ExitStack() as stack:
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        address = os.environ.get("RAY_ADDRESS")
-        options: dict[str, Any] = {"address": address}
-        if not address:
-            options = _local(stack)
-        # Ray sets a handler of its own, which ends the process without a word.
-        on_terminate = signal.getsignal(signal.SIGTERM)
-        try:
-            ray.init(**options, log_to_driver=False, logging_level=logging.CRITICAL)
-        except (ConnectionError, RuntimeError) as error:
-            raise FleetError(
-                f"no Ray cluster at RAY_ADDRESS={address}: {error}"
-                if address
-                else f"Ray does not start on this machine: {error}"
-            ) from error
+        # `log_to_driver=False` leaves what the raylet says of a dead host, which is
+        # told as `HostDied`: lines that match this are not printed.
+        os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "."
+        address = os.environ.get("RAY_ADDRESS", "")
+        options = _elsewhere(address) if address else _here(stack)
+        import ray
+
         stack.callback(ray.shutdown)
-        signal.signal(signal.SIGTERM, on_terminate)
-        _silence_errors()
+        try:
+            _connect(options, attempts=1 if address else _START_ATTEMPTS)
+        # Ray raises Exception itself where a part of it does not start in time.
+        except Exception as error:
+            where = f"at RAY_ADDRESS={address}" if address else "on this machine"
+            raise FleetError(f"Ray does not start {where}: {error}") from error
         yield
 
 
-def _local(stack: contextlib.ExitStack) -> dict[str, Any]:
+def _connect(options: dict[str, Any], attempts: int) -> None:
+    """Calls `ray.init`, quietly; more than once where Ray may be slow to start."""
+    import ray
+
+    # Ray sets a handler of its own, which ends the process without a word.
+    on_terminate = signal.getsignal(signal.SIGTERM)
+    try:
+        while True:
+            attempts -= 1
+            try:
+                ray.init(**options, log_to_driver=False, logging_level=logging.CRITICAL)
+                break
+            except Exception:
+                ray.shutdown()
+                if not attempts:
+                    raise
+    finally:
+        signal.signal(signal.SIGTERM, on_terminate)
+
+
+def _elsewhere(address: str) -> dict[str, Any]:
+    """Returns the options to connect to a cluster, once something answers there.
+
+    Ray itself tries for minutes, and writes to the terminal meanwhile.
+    """
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and "://" not in address:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), 5.0).close()
+        except OSError as error:
+            raise FleetError(
+                f"no Ray cluster answers at RAY_ADDRESS={address} ({error}); unset "
+                "RAY_ADDRESS to render on this machine"
+            ) from error
+    return {"address": address}
+
+
+def _here(stack: contextlib.ExitStack) -> dict[str, Any]:
     """Prepares a Ray of our own and returns the options to start it with."""
     folder = tempfile.mkdtemp(prefix="tilereel-")
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    stack.callback(_remove, folder)
     tpu_logs = os.path.join(folder, "tpu-logs")
     os.mkdir(tpu_logs)
-    # Ray starts its processes with this environment: set before `ray.init`.
-    os.environ |= {
-        # Else Ray writes ~/.ray/auth_token, and later clusters demand tokens.
-        "RAY_AUTH_MODE": "disabled",
+    # Ray starts its processes with this environment.
+    changed = {
+        # Ray listens on all interfaces, and who can talk to it can run code here. A
+        # token of this process's own keeps others out, and saves Ray from making
+        # one in ~/.ray/auth_token that later clusters would demand.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": _TOKEN,
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Else it warns on the terminal of what a later version will do.
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # Else Ray follows stale TPU logs in a shared folder.
         "TPU_LOG_DIR": tpu_logs,
     }
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
+    stack.callback(_restore, before)
     return {
         "address": "local",
         "include_dashboard": False,
@@ -181,17 +239,26 @@ def _local(stack: contextlib.ExitStack) -> dict[str, Any]:
     }
 
 
-def _silence_errors() -> None:
-    """Keeps Ray from printing the end of a host, which `HostDied` reports.
+def _restore(environment: dict[str, str | None]) -> None:
+    for name, value in environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
-    `log_to_driver=False` does not cover these messages of the raylet.
-    """
-    from ray._private.ray_logging import global_worker_stdstream_dispatcher
 
-    global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
+def _remove(folder: str) -> None:
+    """Removes Ray's folder; the last of its processes may still write to it."""
+    for _ in range(10):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.exists(folder):
+            return
+        time.sleep(0.2)
 
 
 def _host_died(error: Exception) -> HostDied:
+    from ray.exceptions import ActorDiedError, OutOfMemoryError
+
     if isinstance(error, ActorDiedError) and error.preempted:
         return HostDied("the host was preempted", preempted=True)
     if isinstance(error, OutOfMemoryError):
