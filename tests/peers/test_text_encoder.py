@@ -3,6 +3,7 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
@@ -123,7 +124,7 @@ def test_embeddings_are_those_of_the_pipeline(tmp_path, case: TextCase):
     tensors = random_tensors(text_encoder.tensor_shapes(config), case.seed)
     params = nest(tensors, text_encoder.STACKED)
     ids, mask = Tokenizer(tmp_path).encode(prompts)
-    embeddings = text_encoder.encode(params, config, ids, mask)
+    embeddings = text_encoder.encode(params, config, jnp.array(ids), jnp.array(mask))
     error = np.abs(embeddings - reference.numpy()).max()
     # As above: float32, added in another order.
     assert error < 2e-4 * np.abs(reference.numpy()).max()

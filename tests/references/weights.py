@@ -10,11 +10,10 @@ def random_tensors(
 ) -> dict[str, np.ndarray]:
     """Draws every tensor of a model, none of them all zeros or all ones.
 
-    Norm weights (of one axis that is not 1, not called bias) are drawn from 0.5..1.5,
-    biases have a standard deviation of 0.1, tables with a leading axis of 1 one of 1,
-    and matrices and convolutions one of 1 / sqrt(fan-in), so that activations keep
-    their size. A tensor that such a draw would leave without effect in a test (a norm's
-    weight at one, a bias at zero) has one.
+    A norm's weight at one or a bias at zero would hide a mistake, so vectors (norm
+    weights) are drawn from 0.5..1.5 and biases have a standard deviation of 0.1. Tables
+    with a leading axis of 1 have one of 1, matrices and convolutions one of
+    1 / sqrt(fan-in), so that activations keep their size.
 
     Args:
         shapes: Shape of each tensor by its name in the checkpoint.

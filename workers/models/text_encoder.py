@@ -54,9 +54,9 @@ class TextConfig:
         Raises:
             ValueError: if a key is missing, or if the feed-forward layer is not UMT5's.
         """
-        if d.get("feed_forward_proj", "gated-gelu") != "gated-gelu":
+        if (activation := d.get("feed_forward_proj", "gated-gelu")) != "gated-gelu":
             raise ValueError(
-                f"text_encoder config: feed_forward_proj is {d['feed_forward_proj']!r}, "
+                f"text_encoder config: feed_forward_proj is {activation!r}, "
                 "and only 'gated-gelu' is supported (UMT5)"
             )
         fields = dataclasses.fields(cls)

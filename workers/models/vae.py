@@ -28,13 +28,14 @@ Cache = tuple[Float[Array, "batch frames height width channels"], ...]
 # its scores would take 13.3 GB; this many rows of them take 0.24 GB.
 QUERY_CHUNK = 1024
 
-# A 3D convolution on XLA's CPU backend takes 5 to 15 times as long as the same sum done
-# with 2D ones. Two ways to do that, with no clear loser: three frames stacked in the
-# channels of one 2D convolution, or three 2D convolutions added up. Milliseconds on 2
-# cores (3D, stacked, added): 4 frames of 128 x 128 x 12: 131, 8.6, 19.6; of 64 x 64 x
-# 24: 40, 4.7, 4.8; of 64 x 64 x 96: 196, 72, 64; one of 16 x 16 x 384: 39, 51, 38. So
-# up to this many channels are stacked; more are not, which also spares wide frames a
-# copy of three times their size.
+# XLA's CPU backend takes up to 15 times as long for a 3D convolution as for the same
+# sum done with 2D ones. There are two ways to do that: stack three frames in the channels
+# of one 2D convolution, or add up three 2D convolutions. Milliseconds on 2 cores (3D,
+# stacked, added): 4 frames of 128 x 128 x 12: 131, 8.6, 19.6; of 64 x 64 x 24: 40, 4.7,
+# 4.8; of 64 x 64 x 96: 196, 72, 64; one of 16 x 16 x 384: 39, 51, 38. So up to this
+# many channels are stacked; more are not, which also spares large frames a copy of
+# three times their size. A v6e:2x4's compiler takes the added form with the width
+# sharded: 1.9 GB of temporaries a chip at 720p in float32.
 STACKED_CHANNELS = 48
 
 

@@ -31,7 +31,11 @@ def load(config: dict, seed: int = 0):
     return nest(random_tensors(vae.tensor_shapes(sizes), seed)), sizes
 
 
-def decode(params, config, z):
+def draw(*shape: int) -> jax.Array:
+    return jnp.array(np.random.default_rng(0).standard_normal(shape), jnp.float32)
+
+
+def decode(params, config, z, decode_next=decode_next):
     """All frames of latents [batch, time, height, width, z]."""
     chunk, cache = decode_first(params, config, z[:, 0])
     chunks = [chunk]
@@ -52,24 +56,32 @@ def test_frames_are_those_stored_from_diffusers_and_one_program_makes_them(
     case: VAECase,
 ):
     params, config = load(case.config, case.seed)
-    decode_next.clear_cache()
-    frames = decode(params, config, case.inputs()[0])
+    traced = []
+
+    @functools.partial(jax.jit, static_argnames="config")
+    def counted(params, config, z, cache):
+        traced.append(z.shape)
+        return vae.decode_next(params, config, z, cache)
+
+    z = np.concatenate([case.inputs()[0]] * 2, 1)
+    frames = decode(params, config, z, counted)
     assert frames.dtype == np.float32
-    assert_close(frames, np.load(STORED)[f"{case.name}/frames"])
-    assert decode_next._cache_size() == 1
+    stored = np.load(STORED)[f"{case.name}/frames"]
+    assert_close(frames[:, : stored.shape[1]], stored)
+    assert len(traced) == 1
 
 
 @pytest.mark.parametrize("case", STORED_VAE, ids=lambda case: case.name)
 def test_latents_are_those_stored_from_diffusers(case: VAECase):
     params, config = load(case.config, case.seed)
-    latents = vae.encode(params, config, case.inputs()[1])
+    latents = vae.encode(params, config, jnp.array(case.inputs()[1]))
     assert latents.dtype == np.float32
     assert_close(latents, np.load(STORED)[f"{case.name}/latents"])
 
 
 def test_decoding_frame_by_frame_equals_decoding_them_at_once():
     params, config = load(TINY)
-    z = np.random.default_rng(0).standard_normal((2, 5, 3, 5, 3)).astype(np.float32)
+    z = draw(2, 5, 3, 5, 3)
     frames = decode(params, config, z)
 
     @jax.jit
@@ -89,7 +101,7 @@ def test_decoding_frame_by_frame_equals_decoding_them_at_once():
 
 def test_encoding_chunk_by_chunk_equals_encoding_them_at_once():
     params, config = load(TINY)
-    video = np.random.default_rng(0).uniform(-1, 1, (1, 9, 6, 10, 3))
+    video = draw(1, 9, 6, 10, 3)
     latents = vae.encode(params, config, video)
     first, cache = vae._encode_first(params, config, video[:, :1])
     later, _ = vae._encode_next(params, config, video[:, 1:], cache)
@@ -98,38 +110,46 @@ def test_encoding_chunk_by_chunk_equals_encoding_them_at_once():
 
 def test_a_later_frame_changes_no_earlier_latents():
     params, config = load(TINY)
-    video = np.random.default_rng(0).uniform(-1, 1, (1, 9, 6, 10, 3))
-    changed = video.copy()
-    changed[:, 5] *= -1
+    video = draw(1, 9, 6, 10, 3)
+    changed = video.at[:, 5].multiply(-1)
     latents = vae.encode(params, config, video)
     after = vae.encode(params, config, changed)
     np.testing.assert_array_equal(latents[:, :3], after[:, :3])
     assert (latents[:, 3] != after[:, 3]).any()
 
 
-@pytest.mark.parametrize("limit", [0, 100], ids=["added", "stacked"])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5)
 @given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 6), st.integers(1, 9))
 def test_a_causal_convolution_is_a_3d_one_padded_in_the_past(
-    limit, time, height, width, channels
+    time, height, width, channels
 ):
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((2, time, height, width, channels)).astype(np.float32)
-    tensors = random_tensors({"weight": (4, channels, 3, 3, 3), "bias": (4,)}, 0)
-    reference = jax.lax.conv_general_dilated(
-        x,
-        tensors["weight"],
-        (1, 1, 1),
-        ((2, 0), (1, 1), (1, 1)),
-        dimension_numbers=("NDHWC", "OIDHW", "NDHWC"),
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vae, "STACKED_CHANNELS", limit)
-        past = vae._Past(None)
-        y = vae._causal_conv(tensors, jnp.array(x), past)
-    assert_close(y, reference + tensors["bias"])
-    before = np.concatenate([np.zeros_like(x[:, :1]).repeat(2, 1), x], 1)
-    np.testing.assert_array_equal(past.cache()[0], before[:, -2:])
+    shapes = {"weight": (4, channels, 3, 3, 3), "bias": (4,)}
+    tensors = jax.tree.map(jnp.array, random_tensors(shapes, 0))
+
+    @jax.jit
+    def run(x):
+        reference = jax.lax.conv_general_dilated(
+            x,
+            tensors["weight"],
+            (1, 1, 1),
+            ((2, 0), (1, 1), (1, 1)),
+            dimension_numbers=("NDHWC", "OIDHW", "NDHWC"),
+        )
+        results = []
+        for stacked in (0, channels):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(vae, "STACKED_CHANNELS", stacked)
+                past = vae._Past(None)
+                y = vae._causal_conv(tensors, x, past)
+            results.append((y, past.cache()[0]))
+        return reference + tensors["bias"], results
+
+    x = draw(2, time, height, width, channels)
+    reference, results = run(x)
+    before = np.pad(x, ((0, 0), (2, 0), (0, 0), (0, 0), (0, 0)))
+    for y, cache in results:
+        assert_close(y, reference)
+        np.testing.assert_array_equal(cache, before[:, -2:])
 
 
 def test_attention_in_chunks_equals_attention_at_once(monkeypatch):
@@ -145,15 +165,27 @@ def test_attention_in_chunks_equals_attention_at_once(monkeypatch):
             seed=0,
         )
     )
-    x = np.random.default_rng(0).standard_normal((2, 2, 3, 5, 8)).astype(np.float32)
-    at_once = vae._attention(tensors, jnp.array(x))
+    x = draw(2, 2, 3, 5, 8)
+    at_once = jax.jit(lambda x: vae._attention(tensors, x))(x)
     monkeypatch.setattr(vae, "QUERY_CHUNK", 4)
-    assert_close(vae._attention(tensors, jnp.array(x)), at_once)
+    assert_close(jax.jit(lambda x: vae._attention(tensors, x))(x), at_once)
+
+
+def test_attention_over_a_1440p_frame_never_holds_all_scores():
+    sizes = {"norm.gamma": (384, 1, 1), "to_qkv.weight": (1152, 384, 1, 1)}
+    sizes |= {"to_qkv.bias": (1152,), "proj.weight": (384, 384, 1, 1)}
+    sizes |= {"proj.bias": (384,), "x": (1, 1, 180, 320, 384)}
+    tree = nest({n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in sizes.items()})
+    program = jax.jit(lambda tree: vae._attention(tree, tree["x"])).lower(tree)
+    memory = program.compile().memory_analysis()
+    assert memory is not None
+    # All scores, 57,600 by 57,600 in float32, would take 13.3 GB.
+    assert memory.temp_size_in_bytes < 1.5e9
 
 
 def test_weights_in_bfloat16_give_float32_frames_close_by():
     params, config = load(TINY)
-    z = np.random.default_rng(0).standard_normal((1, 2, 3, 5, 3)).astype(np.float32)
+    z = draw(1, 2, 3, 5, 3)
     frames = decode(params, config, z)
     half = jax.tree.map(lambda x: jnp.array(x, jnp.bfloat16), params)
     halved = decode(half, config, z)
@@ -222,4 +254,4 @@ def test_what_a_config_lacks_is_named():
 def test_a_video_that_does_not_fit_is_refused(shape, message):
     params, config = load(TINY)
     with pytest.raises(ValueError, match=message):
-        vae.encode(params, config, np.zeros(shape, np.float32))
+        vae.encode(params, config, jnp.zeros(shape))
