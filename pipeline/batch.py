@@ -103,12 +103,11 @@ class Batch:
         return self.info["batch"]
 
 
-def begin(plan: Plan, output: str) -> Batch:
+def begin(plan: Plan) -> Batch:
     """Writes batch.json for a plan, or finds the one that is there to be the same.
 
     Args:
-        plan: What to render.
-        output: Where batches go: an absolute path or a URI.
+        plan: What to render, and where.
 
     Returns:
         The batch at OUTPUT/BATCH.
@@ -118,7 +117,7 @@ def begin(plan: Plan, output: str) -> Batch:
             message shows the difference.
         StoreError: The store cannot be read or written.
     """
-    uri = f"{output.rstrip('/')}/{plan.batch}"
+    uri = f"{plan.output.rstrip('/')}/{plan.batch}"
     store = open_store(uri)
     info = _info(plan)
     data = json.dumps(info, indent=1, ensure_ascii=False).encode() + b"\n"
@@ -213,12 +212,8 @@ def versions() -> dict[str, str]:
 def _refuse_changes(batch: Batch, info: dict[str, Any]) -> None:
     if batch.info.get("hash") == info["hash"]:
         return
-    old, new = (dict(_leaves(_fixed(i))) for i in (batch.info, info))
-    lines = []
-    for key in old | new:
-        if old.get(key) != new.get(key):
-            was, now = (json.dumps(d[key]) if key in d else "-" for d in (old, new))
-            lines.append(f"  {key}: {was} -> {now}")
+    old, new = _fixed(batch.info), _fixed(info)
+    lines = [f"  {line}" for line in _differences(old, new)]
     shown = lines[:_MOST_DIFFERENCES]
     if len(lines) > len(shown):
         shown.append(f"  and {len(lines) - len(shown)} more")
@@ -229,10 +224,16 @@ def _refuse_changes(batch: Batch, info: dict[str, Any]) -> None:
     )
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields every plain value of nested mappings with its dotted path."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _leaves(inner, f"{path}.{key}" if path else key)
-    else:
-        yield path, value
+def _differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
+    """Yields a line for each value of nested mappings that is not the same in both."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in old | new:
+            inner = f"{path}.{key}" if path else key
+            if key not in new:
+                yield f"{inner}: gone"
+            elif key not in old:
+                yield f"{inner}: new"
+            else:
+                yield from _differences(old[key], new[key], inner)
+    elif old != new:
+        yield f"{path}: {json.dumps(old)} -> {json.dumps(new)}"

@@ -11,6 +11,7 @@ BATCH = "batch.json"
 REPORT = "index.html"
 LEASES = "lease/"
 CLIPS = "clips/"
+VIDEOS = "videos/"
 
 
 def lease(epoch: int) -> str:
@@ -70,17 +71,17 @@ def shard_json(clip: str, epoch: int, number: int) -> str:
 
 def video(clip: str, extension: str = "mp4") -> str:
     """Returns the name of a clip's video."""
-    return f"videos/{clip}.{extension}"
+    return f"{VIDEOS}{clip}.{extension}"
 
 
 def provenance(clip: str) -> str:
     """Returns the name of the file that says how a clip's video came to be."""
-    return f"videos/{clip}.json"
+    return f"{VIDEOS}{clip}.json"
 
 
 def sheet(clip: str) -> str:
     """Returns the name of a clip's contact sheet."""
-    return f"videos/{clip}.webp"
+    return f"{VIDEOS}{clip}.webp"
 
 
 def number(name: str) -> int | None:

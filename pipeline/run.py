@@ -17,7 +17,7 @@ from rich.console import Console
 from pipeline import lease, names
 from pipeline.batch import Batch, BatchClip, begin
 from pipeline.errors import RequestError
-from pipeline.events import ClipStatus, Superseded
+from pipeline.events import Superseded
 from pipeline.ffmpeg import find_ffmpeg
 from pipeline.plan import Plan
 from pipeline.progress import Progress, duration, make_progress
@@ -39,12 +39,11 @@ _SAME_INTERRUPT_SECONDS = 1.0
 DONE, FAILED, INTERRUPTED = 0, 1, 130
 
 
-def render(plan: Plan, *, output: str | None = None, console: Console) -> int:
+def render(plan: Plan, *, console: Console) -> int:
     """Renders and stitches all clips of a plan that are not done yet.
 
     Args:
         plan: What to render.
-        output: Where batches go instead of `plan.output`.
         console: Where progress and the final table are shown.
 
     Returns:
@@ -59,7 +58,7 @@ def render(plan: Plan, *, output: str | None = None, console: Console) -> int:
     with _interruptible(console):
         try:
             find_ffmpeg()
-            batch, held = _take(plan, output or plan.output)
+            batch, held = _take(plan)
             try:
                 _Run(batch, held, str(plan.model.path), console).run()
             finally:
@@ -81,10 +80,10 @@ def render(plan: Plan, *, output: str | None = None, console: Console) -> int:
             return FAILED
 
 
-def _take(plan: Plan, output: str) -> tuple[Batch, lease.Lease]:
+def _take(plan: Plan) -> tuple[Batch, lease.Lease]:
     """Finds or begins the batch and makes this process its driver."""
     try:
-        batch = begin(plan, output)
+        batch = begin(plan)
         return batch, lease.take(batch.store)
     except StoreError as error:
         raise RequestError(str(error)) from error
@@ -103,19 +102,18 @@ class _Run:
     def run(self) -> None:
         """Renders and stitches what is left; raises as `render` handles it."""
         self._batch.store.sweep()
-        statuses = self._take_stock()
-        done = [clip for clip, status in statuses.items() if status.state == "stitched"]
-        if len(done) == len(statuses) and self._has_report():
+        done, waiting = self._take_stock()
+        clips = len(self._batch.clips)
+        if len(done) == clips and self._has_report():
             return
         with make_progress(self._console, self._batch.clips, done) as progress:
             if done:
-                progress.note(f"{len(done)} of {len(statuses)} clips are done already")
+                progress.note(f"{len(done)} of {clips} clips are done already")
             stitcher = Stitcher(self._batch, self._lease.epoch, progress)
             try:
                 stitcher.report()
-                for clip, status in statuses.items():
-                    if status.state == "decoded":
-                        stitcher.stitch(clip)
+                for clip in waiting:
+                    stitcher.stitch(clip)
                 with _Model(self._model, self._batch, progress) as model:
                     while (clip := self._next()) is not None:
                         self._render(clip, model, progress, stitcher)
@@ -124,17 +122,23 @@ class _Run:
                 stitcher.abandon(_LAST_STITCH_SECONDS)
                 raise
 
-    def _take_stock(self) -> dict[str, ClipStatus]:
-        """Queues new clips, tidies up after finished ones; returns all states."""
-        statuses = {}
+    def _take_stock(self) -> tuple[list[str], list[str]]:
+        """Queues new clips; returns those that are done and those to be stitched.
+
+        A clip whose video someone has deleted is stitched again.
+        """
+        videos = set(self._batch.store.list(names.VIDEOS))
+        done, waiting = [], []
         for clip in (entry.job.clip for entry in self._batch.clips):
             status = self._batch.log.status(clip)
             if not status.known:
                 self._batch.log.append(clip, "queued", self._lease.epoch)
-            if status.state == "stitched":
+            if status.state == "stitched" and status.video in videos:
                 forget_checkpoints(self._batch, clip)
-            statuses[clip] = status
-        return statuses
+                done.append(clip)
+            elif status.state in ("decoded", "stitched"):
+                waiting.append(clip)
+        return done, waiting
 
     def _has_report(self) -> bool:
         return names.REPORT in self._batch.store.list(names.REPORT)
@@ -178,7 +182,7 @@ class _Run:
             renderer.give_up(f"{death} ({MAX_ATTEMPTS} times with this clip)")
         except (Superseded, RequestError, fleet.FleetError):
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, the others go on
+        except Exception as error:
             renderer.fail(error)
         progress.ended(name, self._batch.log.status(name))
         stitcher.report()

@@ -46,7 +46,10 @@ def make_batch(uri: str, jobs: list[ClipJob]) -> Batch:
         "version": 1,
         "batch": "spring",
         "model": "tiny",
-        "manifest": {"attention": {"kinds": "dense"}},
+        "manifest": {
+            "attention": {"kinds": "dense"},
+            "clips": [{"id": job.clip} for job in jobs],
+        },
         "clips": clips,
         "versions": {},
         "hash": "0",
