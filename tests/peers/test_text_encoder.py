@@ -74,7 +74,7 @@ PROMPTS = [
     "",
     "a",
     "  A red &amp;amp; blue\ncircle\tmoving &lt;left&gt;  ",
-    "The MoneyÃ¢â‚¬â„¢s \N{LEFT DOUBLE QUOTATION MARK}worth\N{RIGHT DOUBLE QUOTATION MARK}",
+    "The MoneyÃ¢â‚¬â„¢s \N{LEFT DOUBLE QUOTATION MARK}worth",
     "caf\N{LATIN SMALL LETTER E}\N{COMBINING ACUTE ACCENT} \N{CAT FACE} 紅い円",
     "ends early </s> and <pad> goes on <extra_id_0>",
     "a red circle moves to the left " * 100,

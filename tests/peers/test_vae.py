@@ -1,6 +1,7 @@
 """The autoencoder against diffusers, on the same random weights."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -47,4 +48,4 @@ def test_frames_and_latents_are_those_of_diffusers(case: VAECase):
         chunks.append(chunk)
     # Both compute in float32 and add in different orders over some 30 layers.
     assert relative_error(np.concatenate(chunks, 1), frames) < 2e-4
-    assert relative_error(vae.encode(params, config, video), latents) < 2e-4
+    assert relative_error(vae.encode(params, config, jnp.array(video)), latents) < 2e-4

@@ -29,13 +29,13 @@ Cache = tuple[Float[Array, "batch frames height width channels"], ...]
 QUERY_CHUNK = 1024
 
 # XLA's CPU backend takes up to 15 times as long for a 3D convolution as for the same
-# sum done with 2D ones. There are two ways to do that: stack three frames in the channels
-# of one 2D convolution, or add up three 2D convolutions. Milliseconds on 2 cores (3D,
-# stacked, added): 4 frames of 128 x 128 x 12: 131, 8.6, 19.6; of 64 x 64 x 24: 40, 4.7,
-# 4.8; of 64 x 64 x 96: 196, 72, 64; one of 16 x 16 x 384: 39, 51, 38. So up to this
-# many channels are stacked; more are not, which also spares large frames a copy of
-# three times their size. A v6e:2x4's compiler takes the added form with the width
-# sharded: 1.9 GB of temporaries a chip at 720p in float32.
+# sum done with 2D ones. There are two ways to do that: stack three frames in the
+# channels of one 2D convolution, or add up three 2D convolutions. Milliseconds on 2
+# cores (3D, stacked, added): 4 frames of 128 x 128 x 12: 131, 8.6, 19.6; of 64 x 64 x
+# 24: 40, 4.7, 4.8; of 64 x 64 x 96: 196, 72, 64; one of 16 x 16 x 384: 39, 51, 38. So
+# up to this many channels are stacked; more are not, which also spares large frames a
+# copy of three times their size. Compiled for a v6e:2x4 with the width sharded, the
+# added form takes 1.9 GB of temporaries a chip at 720p in float32.
 STACKED_CHANNELS = 48
 
 
