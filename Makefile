@@ -28,7 +28,7 @@ setup: .venv/.ready
 demo: .venv/.ready
 	$(BIN)/tilereel render configs/manifests/demo.yaml
 
-test: .venv/.ready
+test: lint
 	$(BIN)/python -m pytest -m "not slow and not peers" $(ARGS)
 
 test-peers: .venv/.peers

@@ -177,7 +177,7 @@ def _rows(clip: PlannedClip) -> list[tuple[str, ...]]:
         str(job.steps),
         _count(clip.cost / 1000),
     )
-    rows = [(job.clip, *asked, *rest)]
+    rows: list[tuple[str, ...]] = [(job.clip, *asked, *rest)]
     if rendered != asked:
         more = (
             "" if r == a else f"of {r}" for a, r in zip(asked, rendered, strict=True)
