@@ -3,7 +3,6 @@ import json
 import logging
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -319,11 +318,13 @@ def test_a_real_kill_in_the_middle_publishes_nothing_partial(tmp_path):
         [sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(scratch)}
     )
     deadline = time.monotonic() + 300
-    while not list(scratch.glob("*/video.mp4")):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    try:
+        while not list(scratch.glob("*/video.mp4")):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.005)
+    finally:
+        process.kill()
+        process.wait()
     assert not batch.store.list("videos/")
     assert again(batch).log.status("a").state == "decoded"
     assert stitch_batch(batch.uri)[0].ok
