@@ -268,7 +268,7 @@ def train(
         value.backward()
         torch.nn.utils.clip_grad_norm_(models.parameters(), 1.0)
         optimizer.step()
-        keep = min(0.999, (step + 1) / (step + 10))
+        keep = min(0.997, (step + 1) / (step + 10))
         with torch.no_grad():
             for kept, new in zip(
                 average.parameters(), models.parameters(), strict=True

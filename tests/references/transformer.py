@@ -30,8 +30,8 @@ class TransformerCase:
         latents = rng.standard_normal((*self.latents, self.config["in_channels"]))
         text = rng.standard_normal((len(self.words), 512, self.config["text_dim"]))
         text *= (np.arange(512) < np.array(self.words)[:, None])[..., None]
-        timesteps = rng.integers(1, 1000, len(self.words))
-        return tuple(x.astype(np.float32) for x in (latents, timesteps, text))
+        timesteps = rng.integers(1, 1000, len(self.words)).astype(np.float32)
+        return latents.astype(np.float32), timesteps, text.astype(np.float32)
 
 
 def transformer_config(

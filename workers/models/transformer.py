@@ -56,14 +56,13 @@ class TransformerConfig:
                     f"{key} is {values[key]!r}; Wan 2.1 text to video has {served!r}"
                 )
         names = [field.name for field in dataclasses.fields(cls)]
-        missing = [n for n in names if n not in values and n not in _DEFAULTS]
-        if missing:
+        chosen = {n: v for n, v in (_DEFAULTS | values).items() if n in names}
+        if missing := [n for n in names if n not in chosen]:
             raise ValueError(f"{', '.join(missing)} missing")
-        chosen = {n: values.get(n, _DEFAULTS.get(n)) for n in names}
-        return cls(**{**chosen, "patch_size": tuple(chosen["patch_size"])})
+        return cls(**chosen | {"patch_size": tuple(chosen["patch_size"])})
 
 
-_DEFAULTS = {
+_DEFAULTS: dict[str, Any] = {
     "patch_size": (1, 2, 2),
     "freq_dim": 256,
     "eps": 1e-6,
