@@ -56,10 +56,13 @@ class TransformerConfig:
                     f"{key} is {values[key]!r}; Wan 2.1 text to video has {served!r}"
                 )
         names = [field.name for field in dataclasses.fields(cls)]
-        chosen = {n: v for n, v in (_DEFAULTS | values).items() if n in names}
+        chosen: dict[str, Any] = {
+            n: v for n, v in (_DEFAULTS | values).items() if n in names
+        }
         if missing := [n for n in names if n not in chosen]:
             raise ValueError(f"{', '.join(missing)} missing")
-        return cls(**chosen | {"patch_size": tuple(chosen["patch_size"])})
+        chosen["patch_size"] = tuple(chosen["patch_size"])
+        return cls(**chosen)
 
 
 _DEFAULTS: dict[str, Any] = {
