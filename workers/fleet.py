@@ -223,6 +223,8 @@ def _here(stack: contextlib.ExitStack) -> dict[str, Any]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": _TOKEN,
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Else Ray gives hosts the priority of a background job (nice 15).
+        "RAY_worker_niceness": "0",
         # Else it warns on the terminal of what a later version will do.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # Else Ray follows stale TPU logs in a shared folder.
