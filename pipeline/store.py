@@ -155,9 +155,7 @@ class LocalStore:
             raise StoreError(
                 f"{self.root / prefix} cannot be read: {error.strerror}"
             ) from error
-        return sorted(
-            e.name for e in entries if e.is_dir() and not e.name.startswith(".")
-        )
+        return sorted(e.name for e in entries if e.is_dir() and _NAME.fullmatch(e.name))
 
     def delete(self, name: str) -> None:
         """Removes a name; one that is not there is no error."""
@@ -232,7 +230,8 @@ class LocalStore:
                 and (base + f).startswith(prefix[: len(base + f)])
             ]
             names += [base + f for f in files if not f.startswith(".")]
-        return sorted(name for name in names if name.startswith(prefix))
+        # What others have put here under other names is not the store's.
+        return sorted(n for n in names if n.startswith(prefix) and _NAME.fullmatch(n))
 
 
 def _raise(error: OSError) -> None:

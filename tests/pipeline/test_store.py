@@ -104,6 +104,16 @@ def test_a_file_half_written_is_never_listed(store):
     assert store.list("a/") == ["a/whole"]
 
 
+def test_what_others_put_into_the_folder_is_not_listed(store):
+    store.create("a/whole", b"1")
+    for stray in ("a/My Notes.txt", "a/~whole", "My Videos/x", "__pycache__/x"):
+        path = store.root / stray
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"")
+    assert store.list("") == ["a/whole"]
+    assert store.folders("") == ["a"]
+
+
 def test_sweep_removes_only_what_dead_writers_left(store):
     store.create("a/whole", b"1")
     old = store.root / "a" / ".x.1234abcd.part"
