@@ -158,7 +158,7 @@ def _standing(batch: Batch, clip: str) -> tuple[str, StitchResult]:
 def _stitchable(store: Store, clip: str, status: ClipStatus) -> bool:
     if status.state == "stitched":
         # Someone may have deleted the video to have it made anew.
-        return not store.list(names.video(clip))
+        return names.video(clip) not in store.list(names.video(clip))
     failed_here = status.state == "failed" and status.stage == "stitch"
     return status.state == "decoded" or failed_here
 

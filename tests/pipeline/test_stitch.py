@@ -244,6 +244,14 @@ def test_a_deleted_video_is_made_anew(batch):
     assert videos(batch) == before
 
 
+def test_a_video_moved_aside_is_made_anew(batch):
+    stitch_batch(batch.uri, ["a"])
+    video = Path(batch.uri, "videos", "a.mp4")
+    video.rename(video.with_name("a.mp4.old"))
+    assert stitch_batch(batch.uri, ["a"])[0].ok
+    assert video.read_bytes() == video.with_name("a.mp4.old").read_bytes()
+
+
 def test_another_video_in_its_place_is_never_overwritten(batch):
     batch.store.create("videos/a.mp4", b"someone's")
     results = {r.clip: r for r in stitch_batch(batch.uri)}
