@@ -14,7 +14,7 @@ from rich.text import Text
 from pipeline import names
 from pipeline.batch import Batch, find_batches
 from pipeline.errors import RequestError
-from pipeline.events import ClipStatus
+from pipeline.events import ClipStatus, Superseded
 from pipeline.lease import Holder, current_epoch, read_holder
 from pipeline.progress import duration
 from pipeline.store import StoreError
@@ -154,7 +154,8 @@ def retry(output: str, *, clip: str | None, console: Console) -> int:
         The exit status, 0.
 
     Raises:
-        RequestError: There is no such batch or clip, or the clip has not failed.
+        RequestError: There is no such batch or clip, the clip has not failed, or a
+            driver has taken the batch over at this very moment.
     """
     try:
         batches = [Batch.open(uri) for uri in find_batches(output)]
@@ -164,7 +165,7 @@ def retry(output: str, *, clip: str | None, console: Console) -> int:
                 raise RequestError(f"no batch at {output} has a clip {clip}")
         for batch in batches:
             _put_back(batch, clip, console)
-    except StoreError as error:
+    except (StoreError, Superseded) as error:
         raise RequestError(str(error)) from error
     return 0
 
