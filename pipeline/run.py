@@ -277,7 +277,10 @@ def _interruptible(console: Console) -> Iterator[None]:
             console.show_cursor()
             os._exit(INTERRUPTED)
 
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    signals = [signal.SIGINT, signal.SIGTERM]
+    # Under nohup a closed terminal is no reason to stop.
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
     before = {number: signal.signal(number, interrupt) for number in signals}
     try:
         yield
