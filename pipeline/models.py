@@ -183,7 +183,7 @@ def _shape(folder: Path) -> Shape:
     patch = transformer.numbers("patch_size", [1, 2, 2])
     halvings = len(vae.numbers("dim_mult", [1, 2, 4, 4])) - 1
     slowings = sum(vae.numbers("temperal_downsample", [False, True, True]))
-    if patch[0] != 1 or len(set(patch[1:])) != 1:
+    if patch[0] != 1 or len(set(patch[1:])) != 1 or not patch[1]:
         raise RequestError(
             f"{transformer.path}: patch_size is {patch}; Wan 2.1 text to video has "
             "[1, 2, 2]"
@@ -220,7 +220,7 @@ class _Config:
             raise RequestError(f"{path} is not a JSON object; fetch it again")
 
     def numbers(self, key: str, default: Any = None) -> list[int]:
-        """Returns a number, or a list of them, as a list of positive whole numbers."""
+        """Returns a number, or a list of them, as a list of whole numbers from 0."""
         value = self._values.get(key, default)
         found = value if isinstance(value, list) else [value]
         if not found or not all(isinstance(n, int) and 0 <= n < 10**6 for n in found):

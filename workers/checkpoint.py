@@ -55,12 +55,12 @@ def weight_files(folder: Path) -> list[Path]:
         if index.exists():
             try:
                 names = set(json.loads(index.read_text())["weight_map"].values())
-            except (ValueError, KeyError, AttributeError) as error:
+                paths = [folder / name for name in sorted(names)]
+            except (ValueError, KeyError, AttributeError, TypeError) as error:
                 raise CheckpointError(
                     f"{index}: not an index of safetensors files ({error!r}); "
                     "fetch it again"
                 ) from error
-            paths = [folder / name for name in sorted(names)]
             for path in paths:
                 if path.parent != folder or not path.exists():
                     raise CheckpointError(

@@ -94,6 +94,7 @@ def change(part, **values):
     [
         ("transformer", {"patch_size": [2, 2, 2]}, "patch_size is"),
         ("transformer", {"patch_size": [1, 2, 4]}, "patch_size is"),
+        ("transformer", {"patch_size": [1, 0, 0]}, "patch_size is"),
         ("transformer", {"num_layers": "30"}, "num_layers is '30', not a whole"),
         ("transformer", {"num_layers": None}, "num_layers is None, not a whole"),
         ("transformer", {"ffn_dim": []}, "ffn_dim is"),

@@ -54,6 +54,13 @@ def test_an_index_cannot_lead_out_of_its_folder(tmp_path):
         weight_files(tmp_path / "inside")
 
 
+@pytest.mark.parametrize("content", ["[]", "{", '{"weight_map": {"b": 1, "c": []}}'])
+def test_an_index_that_is_none_is_named(tmp_path, content):
+    (tmp_path / f"{NAME}.index.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"index\.json: not an index"):
+        weight_files(tmp_path)
+
+
 def test_bfloat16_is_widened_exactly(tmp_path, tensors):
     narrow = {n: t.astype(ml_dtypes.bfloat16) for n, t in tensors.items()}
     save_file(narrow, tmp_path / NAME)
