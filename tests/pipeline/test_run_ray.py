@@ -136,12 +136,15 @@ def test_a_render_killed_again_and_again_ends_with_the_frames_of_one_that_was_no
     # ... then the host of the next one, while it denoises ...
     driver = start(manifest)
     comes_to(root, killed_at + 4)
+    # (it is held there, or it might be done before the others have had their turn)
+    driver.send_signal(signal.SIGSTOP)
     # (a second one is told that this one is at it, and leaves)
     code, out, err = end(start(manifest))
     assert (code, out) == (2, "")
     assert f"process {driver.pid} on" in err
     for pid in hosts(ray_cluster.pid):
         os.kill(pid, signal.SIGKILL)
+    driver.send_signal(signal.SIGCONT)
     comes_to(root, 60)
     # ... and this driver, too, while it decodes.
     folder = names.shards("long")
