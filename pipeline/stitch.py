@@ -113,7 +113,9 @@ def stitch_clip(batch_uri: str, clip: str) -> None:
     """
     start = time.monotonic()
     batch = Batch.open(batch_uri)
+    shards: tuple[str, ...] = ()
     try:
+        shards = batch.log.status(clip).shards
         publish(batch, clip)
         seconds = round(time.monotonic() - start, 3)
         event = {"event": "stitched", "video": names.video(clip), "seconds": seconds}
@@ -129,7 +131,10 @@ def stitch_clip(batch_uri: str, clip: str) -> None:
         batch.log.append(
             clip,
             epoch=current_epoch(batch.store),
-            only_if=lambda status: _stitchable(batch.store, clip, status),
+            # Of frames made anew meanwhile, this stitch has nothing to say.
+            only_if=lambda status: (
+                status.shards == shards and _stitchable(batch.store, clip, status)
+            ),
             **event,
         )
     except (StoreError, EventError, Superseded) as error:

@@ -21,6 +21,7 @@ from pipeline.ffmpeg import find_ffmpeg
 from pipeline.publish import publish
 from pipeline.stitch import stitch_batch, stitch_clip
 from pipeline.store import LocalStore, StoreError, checksum
+from pipeline.verify import DamagedFrames
 from tests.pipeline.drawn import decode_clip, draw, job, png, write_batch, write_shard
 
 # All that a shell, a filter graph, a template or a page could trip over.
@@ -347,6 +348,22 @@ def test_two_stitches_of_one_clip_end_in_one_event(batch):
     stitch_clip(batch.uri, "a")
     kinds = [event.event for event in again(batch).log.events("a")]
     assert kinds.count("stitched") == 1 and "failed" not in kinds
+
+
+def test_a_stitch_whose_frames_were_made_anew_meanwhile_fails_no_clip(
+    batch, monkeypatch
+):
+    def made_anew_meanwhile(_, clip):
+        shard = write_shard(batch.store, clip, draw(6, 32, 24), epoch=2)
+        batch.store.create(names.lease(2), b"{}")
+        batch.log.append(clip, "decoded", 2, frames=6, seconds=1.0, shards=[shard])
+        raise DamagedFrames(["frame 3 is missing"])
+
+    monkeypatch.setattr("pipeline.stitch.publish", made_anew_meanwhile)
+    stitch_clip(batch.uri, "a")
+    assert again(batch).log.status("a").state == "decoded"
+    monkeypatch.undo()
+    assert stitch_batch(batch.uri, ["a"])[0].ok
 
 
 def test_where_no_event_can_be_written_the_log_and_the_result_say_so(
