@@ -25,7 +25,7 @@ TEXT_LENGTH = (
 
 
 class NumericalError(Exception):
-    """Latents that are not finite: the clip cannot be saved by trying again."""
+    """Latents or frames that are not finite: trying again does not save the clip."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,6 +277,9 @@ class Denoiser:
 
         Frames come as their latent frame is decoded, cropped from the centre and cut
         to what was asked for; memory does not grow with the clip's length.
+
+        Raises:
+            NumericalError: a frame is not finite; names it.
         """
         job = state.job
         top = (job.render_height - job.height) // 2
@@ -289,7 +292,13 @@ class Denoiser:
                 frames, cache = self._decode_next(
                     self._vae.params, z=latent[None], cache=cache
                 )
-            levels = np.rint((np.asarray(frames[0], np.float32) + 1) * 127.5)
+            picture = np.asarray(frames[0], np.float32)
+            if not np.isfinite(picture).all():
+                raise NumericalError(
+                    f"the picture is not finite from frame {made} on; the weights of "
+                    "the autoencoder are at fault, not the prompt"
+                )
+            levels = np.rint((picture + 1) * 127.5)
             for frame in levels.astype(np.uint8)[: job.frames - made]:
                 yield frame[top : top + job.height, left : left + job.width]
                 made += 1

@@ -105,6 +105,16 @@ def test_latents_that_are_not_finite_name_the_step(model, tmp_path):
         render(denoiser, JOB)
 
 
+def test_frames_that_are_not_finite_are_named(tmp_path):
+    poisoned = write_tiny_model(tmp_path)
+    path = poisoned / "vae" / "diffusion_pytorch_model.safetensors"
+    tensors = load_file(path)
+    tensors["decoder.conv_out.bias"][0] = np.nan
+    save_file(tensors, path)
+    with pytest.raises(NumericalError, match="not finite from frame 0 on"):
+        render(Denoiser.load(poisoned), JOB)
+
+
 def test_bfloat16_stays_near_float32(model, denoiser):
     narrow = Denoiser.load(model, dtype="bfloat16")
     assert narrow.describe()["dtype"] == "bfloat16"
