@@ -44,4 +44,4 @@ lint: .venv/.ready
 
 # Writes the lock anew from pyproject.toml.
 lock: .venv/.ready
-	$(BIN)/uv pip compile pyproject.toml --extra test --extra tpu --no-header --no-annotate --upgrade --output-file requirements.txt
+	$(BIN)/uv pip compile pyproject.toml --extra test --no-header --no-annotate --upgrade --output-file requirements.txt

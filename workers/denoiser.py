@@ -157,7 +157,7 @@ class Denoiser:
             model / "text_encoder",
             text_encoder.TextConfig.from_json,
             text_encoder.tensor_shapes,
-            stacked=("encoder.block",),
+            stacked=text_encoder.STACKED,
             # Some files hold the token embeddings a second time.
             optional=("encoder.embed_tokens.weight",),
         )
@@ -178,6 +178,10 @@ class Denoiser:
                 ),
                 "transformer in_channels and vae z_dim": (
                     main.config.in_channels,
+                    auto.config.z_dim,
+                ),
+                "transformer out_channels and vae z_dim": (
+                    main.config.out_channels,
                     auto.config.z_dim,
                 ),
             },

@@ -10,6 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
+import diffusers
 import torch
 from diffusers import AutoencoderKLWan, UniPCMultistepScheduler
 from transformers import PreTrainedTokenizerFast
@@ -18,7 +19,7 @@ from configs.demo_training import train_transformer, train_vae, vocabulary
 
 INDEX = {
     "_class_name": "WanPipeline",
-    "_diffusers_version": "0.36.0",
+    "_diffusers_version": diffusers.__version__,
     "scheduler": ["diffusers", "UniPCMultistepScheduler"],
     "text_encoder": ["transformers", "UMT5EncoderModel"],
     "tokenizer": ["transformers", "PreTrainedTokenizerFast"],

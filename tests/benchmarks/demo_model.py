@@ -1,6 +1,6 @@
 """Does the demo model show what it is asked for? Prints a table.
 
-    python -m tests.benchmarks.demo_model [--clips 60] [--frames 33]
+    python -m tests.benchmarks.demo_model [--clips 66] [--frames 33]
 
 Renders clips through the product's own denoiser, with seeds that training never used,
 and reads colour, shape and direction off the frames (configs/demo_training/score.py).
@@ -78,7 +78,7 @@ def scorer_is_right(clips: int = 300) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=MODEL)
-    parser.add_argument("--clips", type=int, default=60)
+    parser.add_argument("--clips", type=int, default=len(draw.TRAINED))
     parser.add_argument("--frames", type=int, default=33)
     arguments = parser.parse_args()
     denoiser = Denoiser.load(arguments.model)
