@@ -23,7 +23,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "started": ("slice", "resumed_from"),
     "text": ("seconds",),
     "step": ("step", "of", "seconds"),
-    "checkpoint": ("step",),
+    "checkpoint": ("step", "bytes", "crc32c"),
     "decoded": ("frames", "seconds", "shards"),
     "stitched": ("video", "seconds"),
     "failed": ("reason", "stage", "retryable"),

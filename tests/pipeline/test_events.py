@@ -30,6 +30,10 @@ def step(log, step, seconds=1.0, epoch=1):
     log.append("a", "step", epoch, step=step, of=10, seconds=seconds)
 
 
+def checkpoint(log, step):
+    log.append("a", "checkpoint", 1, step=step, bytes=3, crc32c="0")
+
+
 def decode(log, epoch=1):
     log.append("a", "decoded", epoch, frames=5, seconds=2.0, shards=["s"])
 
@@ -58,10 +62,10 @@ def test_the_states_follow_the_life_of_a_clip(log):
     log.append("a", "text", 1, seconds=0.5)
     step(log, 4, 2.0)
     step(log, 10, 3.0)
-    log.append("a", "checkpoint", 1, step=10)
+    checkpoint(log, 10)
     status = log.status("a")
     assert (status.step, status.steps) == (10, 10)
-    assert status.checkpoints == ({"step": 10},)
+    assert status.checkpoints == ({"step": 10, "bytes": 3, "crc32c": "0"},)
     decode(log)
     assert log.status("a").state == "decoded"
     log.append("a", "stitched", 1, video="videos/a.mp4", seconds=1.5)
@@ -75,9 +79,9 @@ def test_the_states_follow_the_life_of_a_clip(log):
 def test_steps_done_twice_after_a_resume_count_once(log):
     start(log)
     step(log, 5, 5.0)
-    log.append("a", "checkpoint", 1, step=5)
+    checkpoint(log, 5)
     step(log, 9, 4.0)
-    log.append("a", "checkpoint", 1, step=9)
+    checkpoint(log, 9)
     start(log, epoch=2, resumed_from=5)
     status = log.status("a")
     assert status.step == 5 and status.seconds["denoise"] == 5.0
@@ -152,6 +156,7 @@ def test_many_writers_lose_no_event_and_share_no_number(store):
         b'{"version": 1, "event": "queued"}',
         b'{"version":1,"event":"exploded","clip":"a","epoch":1,"time":"t"}',
         b'{"version":1,"event":"text","clip":"a","epoch":1,"time":"t"}',
+        b'{"version":1,"event":"checkpoint","clip":"a","epoch":1,"time":"t","step":1}',
         b'{"version":9,"event":"queued","clip":"a","epoch":1,"time":"t"}',
         b'{"version":1,"event":"queued","clip":"a","epoch":"1","time":"t"}',
     ],
