@@ -92,6 +92,7 @@ class ClipRenderer:
             Superseded: Another driver has taken over.
             Exception: What made the clip fail, in the stage named by `stage`.
         """
+        self.stage = "text"
         job = self._clip.job
         output = StoreOutput(self._batch.uri, self._id, self._epoch)
         status = self._batch.log.status(self._id)
@@ -112,6 +113,7 @@ class ClipRenderer:
 
     def reuse_frames(self) -> bool:
         """Takes a shard that is whole already; returns whether there was one."""
+        self.stage = "decode"
         status = self._batch.log.status(self._id)
         for shard in self._shards():
             job = self._clip.job

@@ -1,5 +1,6 @@
 import hashlib
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -9,7 +10,7 @@ from pipeline.batch import Batch
 from pipeline.events import Superseded
 from pipeline.progress import make_progress
 from pipeline.rendering import ClipRenderer, Pace
-from pipeline.store import LocalStore
+from pipeline.store import LocalStore, StoreError
 from tests.pipeline.batches import make_batch, small_job
 from tests.tiny_model import write_tiny_model
 from workers.fleet import HostDied
@@ -235,6 +236,19 @@ def test_a_full_store_fails_the_clip_in_its_stage_and_it_may_be_tried_again(
     status = batch.log.status("a")
     assert (status.state, status.stage, status.retryable) == ("failed", "decode", True)
     assert batch.store.list(names.shards("a")) == []
+
+
+def test_frames_that_cannot_be_read_fail_the_clip_in_decode(batch, host):
+    run(batch, HereSlice(host))
+    frame = names.frame("a", 1, 0, 3)
+    batch.store.delete(frame)
+    Path(batch.store.url(frame)).mkdir()
+    one = renderer(batch, epoch=2)
+    with pytest.raises(StoreError, match="cannot be read") as caught:
+        one.reuse_frames()
+    one.fail(caught.value)
+    status = batch.log.status("a")
+    assert (status.state, status.stage, status.retryable) == ("failed", "decode", True)
 
 
 def test_calls_grow_to_the_time_that_they_may_take(monkeypatch):
