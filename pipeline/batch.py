@@ -194,7 +194,8 @@ def _fixed(info: dict[str, Any]) -> dict[str, Any]:
     for clip in info["clips"]:
         settings = {key: value for key, value in clip.items() if key != "cost"}
         clips[clip["job"]["clip"]] = settings | settings.pop("job")
-    attention = info["manifest"]["attention"]
+    # The first batches were begun before a manifest had any.
+    attention = info["manifest"].get("attention")
     return {"model": info["model"], "attention": attention, "clips": clips}
 
 

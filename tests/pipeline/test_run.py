@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import io
+import json
 import os
 import signal
 import subprocess
@@ -334,6 +335,16 @@ def test_a_changed_manifest_is_refused_with_the_difference(render, manifest, roo
     lines = text.splitlines()
     manifest.write_text("\n".join([*lines[:-2], lines[-1], lines[-2]]))
     assert render()[0] == 0
+
+
+def test_a_batch_begun_before_manifests_had_attention_is_refused(render, root):
+    render()
+    store = Batch.open(root).store
+    info = json.loads(store.read(names.BATCH))
+    del info["manifest"]["attention"]
+    store.replace(names.BATCH, json.dumps(info | {"hash": "0"}).encode())
+    with pytest.raises(RequestError, match="attention: null -> "):
+        render()
 
 
 def test_a_second_driver_is_told_and_changes_nothing(render, root, hosts):
