@@ -102,8 +102,8 @@ def find_model(name: str, folder: Path) -> ModelLocation:
         folder: What a relative path counts from.
 
     Raises:
-        RequestError: There is no such preset or folder, or its configuration is
-            damaged.
+        RequestError: There is no such preset or folder, it cannot be read, or its
+            configuration is damaged.
     """
     if "://" in name:
         raise RequestError(
@@ -120,10 +120,18 @@ def find_model(name: str, folder: Path) -> ModelLocation:
                 f"model {name}: neither a preset ({', '.join(preset_names())}) nor a "
                 f"folder: there is no {path}"
             )
+    try:
+        has_preset = (configuration / _PRESET_FILE).exists()
+        shaped = path if (path / "transformer").is_dir() else configuration
+    except OSError as error:
+        raise RequestError(
+            f"model {name}: {error.filename} cannot be read: {error.strerror}; let "
+            "yourself read the model's folder"
+        ) from error
     preset = Preset()
-    if (configuration / _PRESET_FILE).exists():
+    if has_preset:
         preset = check(read_document(configuration / _PRESET_FILE), Preset)
-    shape = _shape(path if (path / "transformer").is_dir() else configuration)
+    shape = _shape(shaped)
     settings = Settings(**preset.defaults.over(_WAN))
     return ModelLocation(name, path, preset, settings, shape)
 
@@ -140,8 +148,8 @@ def missing_weights(model: ModelLocation) -> str:
         except CheckpointError as error:
             missing.append(str(error))
     tokenizer = model.path / "tokenizer" / "tokenizer.json"
-    if not tokenizer.is_file():
-        missing.append(f"{tokenizer}: not there")
+    if not os.path.isfile(tokenizer):
+        missing.append(f"{tokenizer}: not there, or not for you to read")
     if len(missing) > len(_PARTS):
         missing = [f"no weights in {model.path}"]
     return f"{'; '.join(missing)}.{_remedy(model)}" if missing else ""

@@ -48,8 +48,19 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a part, those of its index where it is split.
 
     Raises:
-        CheckpointError: there are none, or the index names one that is missing.
+        CheckpointError: there are none, the index names one that is missing, or the
+            folder cannot be read.
     """
+    try:
+        return _weight_files(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"{error.filename}: cannot be read ({error.strerror}); let yourself read "
+            "the model's folder"
+        ) from error
+
+
+def _weight_files(folder: Path) -> list[Path]:
     for stem in _STEMS:
         index = folder / f"{stem}.safetensors.index.json"
         if index.exists():

@@ -1,6 +1,9 @@
 import json
+import os
 import shutil
+import tempfile
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
@@ -127,6 +130,23 @@ def test_a_model_that_is_not_there_is_refused(tmp_path, name):
         find_model(name, tmp_path)
     assert "demo, wan2.1-t2v-1.3b" in str(raised.value)
     assert str(tmp_path) in str(raised.value)
+
+
+def test_a_folder_that_may_not_be_read_is_named():
+    with tempfile.TemporaryDirectory() as home:
+        os.chmod(home, 0o755)
+        folder = Path(home, "wan")
+        folder.mkdir(mode=0o000)
+        root = os.geteuid() == 0
+        if root:
+            os.seteuid(65534)
+        try:
+            with pytest.raises(RequestError) as raised:
+                find_model(str(folder), folder)
+        finally:
+            if root:
+                os.seteuid(0)
+    assert f"{folder}/preset.yaml cannot be read: Permission" in str(raised.value)
 
 
 def test_a_model_in_a_bucket_is_refused(tmp_path):

@@ -117,3 +117,10 @@ def test_the_hash_depends_on_names_and_contents(tmp_path, tensors):
     second = model_hash(tmp_path)
     (tmp_path / NAME).rename(tmp_path / "other.safetensors")
     assert len({first, second, model_hash(tmp_path)}) == 3
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path):
+    # For root, who may read anything, a name that is too long does the same.
+    folder = tmp_path / ("x" * 300)
+    with pytest.raises(CheckpointError, match=r"xxx/.*cannot be read \(File name too"):
+        weight_files(folder)
