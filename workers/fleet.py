@@ -34,7 +34,7 @@ _TOKEN = secrets.token_hex(32)
 
 
 class FleetError(Exception):
-    """No slice can be had; the message says what is missing."""
+    """No slice can be had, or Ray itself fails; the message says what is missing."""
 
 
 class HostDied(Exception):
@@ -97,12 +97,14 @@ class Slice:
 
         Raises:
             HostDied: A host's process ended before it answered.
+            FleetError: Ray itself failed, which no other clip would fare better with.
             Exception: What the method raised on a host.
         """
         import ray
         from ray.exceptions import (
             OutOfMemoryError,
             RayActorError,
+            RayError,
             RayTaskError,
             WorkerCrashedError,
         )
@@ -116,23 +118,40 @@ class Slice:
             raise
         except (OutOfMemoryError, RayActorError, WorkerCrashedError) as error:
             raise _host_died(error) from None
+        except RayError as error:
+            raise FleetError(f"the Ray cluster fails: {error}") from error
         return answers[0]
 
     def close(self) -> None:
-        """Ends the hosts' processes and gives their place free."""
+        """Ends the hosts' processes and gives their place free.
+
+        Where the cluster is gone, so are they.
+        """
         import ray
+        from ray.exceptions import RayError
 
         for host in self._hosts:
-            ray.kill(host)
-        ray.util.remove_placement_group(self._group)
+            with contextlib.suppress(RayError):
+                ray.kill(host)
+        with contextlib.suppress(RayError):
+            ray.util.remove_placement_group(self._group)
 
 
 def new_slice(name: str) -> Slice:
     """Reserves a slice and starts its hosts; needs `fleet`.
 
     Raises:
-        FleetError: The cluster has no room for it.
+        FleetError: The cluster has no room for it, or fails.
     """
+    from ray.exceptions import RayError
+
+    try:
+        return _new_slice(name)
+    except RayError as error:
+        raise FleetError(f"the Ray cluster fails: {error}") from error
+
+
+def _new_slice(name: str) -> Slice:
     import ray
 
     group = ray.util.placement_group([{"CPU": 1}], strategy="STRICT_SPREAD")
