@@ -109,18 +109,25 @@ class _Run:
         with make_progress(self._console, self._batch.clips, done) as progress:
             if done:
                 progress.note(f"{len(done)} of {clips} clips are done already")
-            stitcher = Stitcher(self._batch, self._lease.epoch, progress)
-            try:
-                stitcher.report()
-                for clip in waiting:
-                    stitcher.stitch(clip)
-                with _Model(self._model, self._batch, progress) as model:
-                    while (clip := self._next()) is not None:
-                        self._render(clip, model, progress, stitcher)
-                stitcher.finish()
-            except BaseException:
-                stitcher.abandon(_LAST_STITCH_SECONDS)
-                raise
+            self._work(waiting, progress)
+            # What was put back while the last videos were made.
+            while self._next() is not None:
+                self._work([], progress)
+
+    def _work(self, waiting: list[str], progress: Progress) -> None:
+        """Renders what wants rendering; stitches that, and the clips waiting for it."""
+        stitcher = Stitcher(self._batch, self._lease.epoch, progress)
+        try:
+            stitcher.report()
+            for clip in waiting:
+                stitcher.stitch(clip)
+            with _Model(self._model, self._batch, progress) as model:
+                while (clip := self._next()) is not None:
+                    self._render(clip, model, progress, stitcher)
+            stitcher.finish()
+        except BaseException:
+            stitcher.abandon(_LAST_STITCH_SECONDS)
+            raise
 
     def _take_stock(self) -> tuple[list[str], list[str]]:
         """Queues new clips; returns those that are done and those to be stitched.

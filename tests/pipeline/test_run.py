@@ -411,6 +411,28 @@ def test_a_frame_damaged_before_the_stitch_is_named_and_made_anew_by_the_next_ru
     assert {clip for clip, _ in hosts.calls if clip} == {"one"}
 
 
+def test_a_clip_put_back_while_the_last_videos_are_made_is_rendered_in_this_run(
+    render, root, hosts, monkeypatch
+):
+    def break_one(clip, method):
+        if (clip, method) == ("one", "advance"):
+            raise ValueError("broken")
+
+    finish = Stitcher.finish
+
+    def finish_then_retry(self):
+        finish(self)
+        if states(root)[0] == "failed":
+            hosts.before = lambda clip, method: None
+            retry(root, clip="one", console=Console(quiet=True))
+
+    hosts.before = break_one
+    monkeypatch.setattr(Stitcher, "finish", finish_then_retry)
+    assert (render()[0], states(root)) == (0, ["stitched", "stitched"])
+    events = [event.event for event in Batch.open(root).log.events("one")]
+    assert events.count("failed") == events.count("retried") == 1
+
+
 def test_a_deleted_video_is_made_again_from_its_frames(render, root, hosts):
     render()
     store = Batch.open(root).store
