@@ -21,7 +21,7 @@ _VERSION = 1
 FIELDS: dict[str, tuple[str, ...]] = {
     "queued": (),
     "started": ("slice", "resumed_from"),
-    "text": ("seconds",),
+    "text": ("seconds", "bytes", "crc32c"),
     "step": ("step", "of", "seconds"),
     "checkpoint": ("step", "bytes", "crc32c"),
     "decoded": ("frames", "seconds", "shards"),
@@ -101,6 +101,7 @@ class ClipStatus:
         stage: Where it failed.
         retryable: Whether running the batch again tries it again.
         checkpoints: Data of the checkpoint events that count, oldest first.
+        text: Data of the newest text event that counts, empty where there is none.
         engine: What the newest `started` event tells of model and machine.
         updated: Time of the newest event, "" where there is none.
         epoch: Epoch of the newest event that counts, 0 where there is none.
@@ -118,6 +119,7 @@ class ClipStatus:
     stage: str = ""
     retryable: bool = False
     checkpoints: tuple[dict[str, Any], ...] = ()
+    text: dict[str, Any] = dataclasses.field(default_factory=dict)
     engine: dict[str, Any] = dataclasses.field(default_factory=dict)
     updated: str = ""
     epoch: int = 0
@@ -128,7 +130,7 @@ def clip_state(events: Sequence[Event]) -> ClipStatus:
     """Decides a clip's state from its events, given in order of their numbers."""
     fields: dict[str, Any] = {}
     epoch = 0
-    text: float | None = None
+    text: dict[str, Any] = {}
     steps: list[tuple[int, float]] = []
     checkpoints: list[dict[str, Any]] = []
     seconds: dict[str, float] = {}
@@ -147,7 +149,7 @@ def clip_state(events: Sequence[Event]) -> ClipStatus:
                 checkpoints = [c for c in checkpoints if c["step"] <= resumed]
                 seconds = {}
             case "text":
-                text = data["seconds"]
+                text = data
             case "step":
                 steps.append((data["step"], data["seconds"]))
                 fields["steps"] = data["of"]
@@ -175,12 +177,13 @@ def clip_state(events: Sequence[Event]) -> ClipStatus:
     if steps:
         seconds = {"denoise": sum(s for _, s in steps)} | seconds
         fields["step"] = steps[-1][0]
-    if text is not None:
-        seconds = {"text": text} | seconds
+    if text:
+        seconds = {"text": text["seconds"]} | seconds
     return ClipStatus(
         **fields,
         seconds=seconds,
         checkpoints=tuple(checkpoints),
+        text=text,
         updated=events[-1].time if events else "",
         epoch=epoch,
         known=bool(events),

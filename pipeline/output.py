@@ -31,9 +31,11 @@ class StoreOutput:
         except Missing:
             return None
 
-    def write_text(self, data: bytes) -> None:
-        """Stores the clip's text embeddings."""
-        self._store.replace(names.text(self.clip), data)
+    def write_text(self, data: bytes) -> Written:
+        """Stores the clip's text embeddings, over those that may be there."""
+        name = names.text(self.clip)
+        self._store.replace(name, data)
+        return _written(name, data)
 
     def read_checkpoint(self, step: int) -> bytes:
         """Returns the clip's state after `step` steps."""

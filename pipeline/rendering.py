@@ -102,9 +102,8 @@ class ClipRenderer:
             self.stage = "denoise"
             slice_.call("resume", job, output, step)
         else:
-            self._progress.phase(self._id, "text")
-            seconds = slice_.call("encode", job, output)
-            self._append("text", seconds=round(seconds, 3))
+            if not self._is_whole(names.text(self._id), status.text):
+                self._encode(slice_, output)
             self.stage = "denoise"
             slice_.call("begin", job, output)
         self._denoise(slice_, step)
@@ -147,6 +146,17 @@ class ClipRenderer:
     def give_up(self, reason: str) -> None:
         """Ends the clip after its hosts have died too often."""
         self._append("failed", reason=reason, stage=self.stage, retryable=True)
+
+    def _encode(self, slice_: SliceLike, output: StoreOutput) -> None:
+        self._progress.phase(self._id, "text")
+        start = time.monotonic()
+        written: Written = slice_.call("encode", self._clip.job, output)
+        self._append(
+            "text",
+            seconds=round(time.monotonic() - start, 3),
+            bytes=written.bytes,
+            crc32c=written.crc32c,
+        )
 
     def _denoise(self, slice_: SliceLike, step: int) -> None:
         job = self._clip.job
@@ -200,13 +210,18 @@ class ClipRenderer:
     def _newest_checkpoint(self, status: ClipStatus) -> int:
         """Returns the step of the newest checkpoint that is whole, else 0."""
         for data in reversed(status.checkpoints):
-            try:
-                found = self._batch.store.read(names.checkpoint(self._id, data["step"]))
-            except Missing:
-                continue
-            if (len(found), checksum(found)) == (data["bytes"], data["crc32c"]):
+            if self._is_whole(names.checkpoint(self._id, data["step"]), data):
                 return data["step"]
         return 0
+
+    def _is_whole(self, name: str, written: dict[str, Any]) -> bool:
+        """Returns whether a file is there as the event of its writing says."""
+        try:
+            found = self._batch.store.read(name)
+        except Missing:
+            return False
+        told = (written.get("bytes"), written.get("crc32c"))
+        return (len(found), checksum(found)) == told
 
     def _shards(self) -> list[str]:
         """Returns the names of all shard.json files of the clip, newest first."""

@@ -30,8 +30,9 @@ _SHARD_VERSION = 1
 class Host:
     """Renders clips on one machine; as a Ray actor, or in this very process.
 
-    The calls for a clip, in order: `encode` and `begin`, or `resume`; `advance` and
-    `checkpoint` until all steps are done; `decode` until it names the shard.
+    The calls for a clip, in order: `encode` (unless its embeddings are stored) and
+    `begin`, or `resume`; `advance` and `checkpoint` until all steps are done;
+    `decode` until it names the shard.
     """
 
     def __init__(self):
@@ -50,12 +51,9 @@ class Host:
         self._denoiser = Denoiser.load(Path(model))
         return self._denoiser.describe()
 
-    def encode(self, job: ClipJob, output: ClipOutput) -> float:
-        """Stores the prompts' embeddings, unless they are there; returns seconds."""
-        start = time.monotonic()
-        if output.read_text() is None:
-            output.write_text(safetensors.numpy.save(self._model.encode(job)))
-        return time.monotonic() - start
+    def encode(self, job: ClipJob, output: ClipOutput) -> Written:
+        """Stores the prompts' embeddings, over those that may be there."""
+        return output.write_text(safetensors.numpy.save(self._model.encode(job)))
 
     def begin(self, job: ClipJob, output: ClipOutput) -> None:
         """Makes a clip the current one, at its noise; `encode` came before."""

@@ -29,8 +29,8 @@ class ClipOutput(Protocol):
         """Returns the clip's text embeddings, None where there are none yet."""
         ...
 
-    def write_text(self, data: bytes) -> None:
-        """Stores the clip's text embeddings."""
+    def write_text(self, data: bytes) -> Written:
+        """Stores the clip's text embeddings, over those that may be there."""
         ...
 
     def read_checkpoint(self, step: int) -> bytes:

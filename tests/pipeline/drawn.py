@@ -148,7 +148,7 @@ def decode_clip(batch: Batch, job: ClipJob, shards: int = 1, seed: int = 0) -> N
     batch.log.append(
         job.clip, "started", 1, slice="slice-0", resumed_from=0, engine=engine
     )
-    batch.log.append(job.clip, "text", 1, seconds=0.5)
+    batch.log.append(job.clip, "text", 1, seconds=0.5, bytes=3, crc32c="0")
     batch.log.append(job.clip, "step", 1, step=job.steps, of=job.steps, seconds=9.25)
     parts = np.array_split(np.arange(job.frames), shards)
     written = [

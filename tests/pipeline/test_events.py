@@ -40,11 +40,11 @@ def decode(log, epoch=1):
 
 def test_events_are_numbered_from_one_and_read_back(store, log):
     log.append("a", "queued", 1)
-    log.append("a", "text", 1, seconds=0.5)
+    log.append("a", "text", 1, seconds=0.5, bytes=3, crc32c="0")
     assert store.list("clips/") == [names.event("a", 1), names.event("a", 2)]
     first, second = EventLog(store).events("a")
     assert (first.number, first.event, first.clip, first.epoch) == (1, "queued", "a", 1)
-    assert second.data == {"seconds": 0.5}
+    assert second.data == {"seconds": 0.5, "bytes": 3, "crc32c": "0"}
     stored = json.loads(store.read(names.event("a", 2)))
     assert stored["version"] == 1 and stored["time"].endswith("+00:00")
 
@@ -59,7 +59,7 @@ def test_the_states_follow_the_life_of_a_clip(log):
     assert log.status("a").state == "queued"
     start(log)
     assert log.status("a").state == "rendering"
-    log.append("a", "text", 1, seconds=0.5)
+    log.append("a", "text", 1, seconds=0.5, bytes=3, crc32c="0")
     step(log, 4, 2.0)
     step(log, 10, 3.0)
     checkpoint(log, 10)

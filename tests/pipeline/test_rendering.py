@@ -139,13 +139,34 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(batch, host, exp
     assert digests(batch, 2) == expected
 
 
+@pytest.mark.parametrize("damage", ["none", "cut", "flipped", "deleted", "no event"])
+def test_embeddings_are_made_again_only_where_they_are_damaged(
+    batch, host, expected, damage
+):
+    with pytest.raises(HostDied):
+        # Killed in `begin`; or after `encode` and before its event.
+        run(batch, HereSlice(host, *((1, True) if damage == "no event" else (2,))))
+    name = names.text("a")
+    data = bytearray(batch.store.read(name))
+    data[-1] ^= 1
+    if damage == "flipped":
+        batch.store.replace(name, bytes(data))
+    elif damage == "cut":
+        batch.store.replace(name, bytes(data[:-9]))
+    elif damage == "deleted":
+        batch.store.delete(name)
+    second = run(batch, HereSlice(host), epoch=2)
+    assert second.calls[0][0] == ("begin" if damage == "none" else "encode")
+    assert digests(batch, 2) == expected
+
+
 def test_a_clip_without_any_whole_checkpoint_starts_over(batch, host, expected):
     with pytest.raises(HostDied):
         run(batch, HereSlice(host, dies_at=8))
     for name in batch.store.list(names.checkpoints("a")):
         batch.store.replace(name, b"")
     second = run(batch, HereSlice(host), epoch=2)
-    assert [c[0] for c in second.calls[:2]] == ["encode", "begin"]
+    assert [c[0] for c in second.calls[:2]] == ["begin", "advance"]
     assert digests(batch, 2) == expected
 
 

@@ -143,12 +143,12 @@ def test_a_checkpoint_says_whose_it_is(host, output, tmp_path):
         assert file.metadata() == {"clip": "a", "epoch": "1", "step": "4"}
 
 
-def test_embeddings_that_are_there_are_taken_and_not_made_again(host, output):
+def test_embeddings_are_written_over_damaged_ones_and_told(host, output):
     store = LocalStore(output.batch)
-    host.encode(JOB, output)
-    before = store.read(names.text("a"))
-    host.encode(dataclasses.replace(JOB, prompt="circle"), output)
-    assert store.read(names.text("a")) == before
+    store.create(names.text("a"), b"half")
+    written = host.encode(JOB, output)
+    data = store.read(names.text("a"))
+    assert dataclasses.astuple(written) == (names.text("a"), len(data), checksum(data))
 
 
 def test_frames_of_an_attempt_that_died_do_not_stand_in_the_way(host, output, frames):
