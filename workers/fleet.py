@@ -82,7 +82,7 @@ class Slice:
 
         self.name = name
         self._group = group
-        self._hosts = [
+        self._hosts: list[Any] = [
             ray.remote(_HostActor)
             .options(
                 num_cpus=1,
@@ -132,7 +132,7 @@ class Slice:
 
         for host in self._hosts:
             with contextlib.suppress(RayError):
-                ray.kill(host)
+                ray.kill(host)  # pyright: ignore[reportArgumentType]
         with contextlib.suppress(RayError):
             ray.util.remove_placement_group(self._group)
 

@@ -145,7 +145,8 @@ def test_embeddings_are_made_again_only_where_they_are_damaged(
 ):
     with pytest.raises(HostDied):
         # Killed in `begin`; or after `encode` and before its event.
-        run(batch, HereSlice(host, *((1, True) if damage == "no event" else (2,))))
+        early = damage == "no event"
+        run(batch, HereSlice(host, dies_at=1 if early else 2, after=early))
     name = names.text("a")
     data = bytearray(batch.store.read(name))
     data[-1] ^= 1

@@ -130,7 +130,7 @@ def test_a_render_killed_again_and_again_ends_with_the_frames_of_one_that_was_no
     comes_to(root, 5)
     driver.kill()
     driver.communicate()
-    killed_at = status(root).checkpoints[-1]["step"]
+    killed_at = Batch.open(str(root)).log.status("long").checkpoints[-1]["step"]
     assert 4 <= killed_at < 60
 
     # ... then the host of the next one, while it denoises ...

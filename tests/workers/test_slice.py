@@ -1,5 +1,7 @@
 """A slice whose cluster is dying; only Ray's own answers are made up."""
 
+from typing import Any
+
 import pytest
 import ray
 from ray.exceptions import ActorDiedError, RaySystemError
@@ -21,7 +23,7 @@ class Dying:
 
 
 def a_slice(error):
-    slice_ = object.__new__(Slice)
+    slice_: Any = object.__new__(Slice)
     slice_._hosts = [Dying(error), Dying(error)]
     slice_._group = None
     return slice_
