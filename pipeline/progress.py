@@ -90,7 +90,7 @@ class Progress:
         self._console = console
         self._clips = {clip.job.clip: clip for clip in clips}
         self._finished = set(finished)
-        self._done = {clip: (0, 0) for clip in self._clips}
+        self._done: dict[str, tuple[int, int]] = dict.fromkeys(self._clips, (0, 0))
         self._rendered = set(finished)
         self._estimate = Estimate(clips)
         self._lock = threading.RLock()
