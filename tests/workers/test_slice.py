@@ -3,8 +3,6 @@
 from typing import Any
 
 import pytest
-import ray
-from ray.exceptions import ActorDiedError, RaySystemError
 
 from workers.fleet import FleetError, HostDied, Slice, new_slice
 
@@ -22,6 +20,12 @@ class Dying:
     __call__ = remote
 
 
+@pytest.fixture
+def ray():
+    """Ray, imported late: it reads how to authenticate when it is imported."""
+    return pytest.importorskip("ray")
+
+
 def a_slice(error):
     slice_: Any = object.__new__(Slice)
     slice_._hosts = [Dying(error), Dying(error)]
@@ -29,7 +33,9 @@ def a_slice(error):
     return slice_
 
 
-def test_a_failing_cluster_is_no_fault_of_a_clip(monkeypatch):
+def test_a_failing_cluster_is_no_fault_of_a_clip(ray, monkeypatch):
+    from ray.exceptions import ActorDiedError, RaySystemError
+
     with pytest.raises(FleetError, match=r"cluster fails: .*raylet is gone"):
         a_slice(RaySystemError("the raylet is gone")).call("advance", 1)
     with pytest.raises(HostDied):
@@ -40,7 +46,9 @@ def test_a_failing_cluster_is_no_fault_of_a_clip(monkeypatch):
         new_slice("slice-0")
 
 
-def test_a_slice_of_a_cluster_that_is_gone_closes_in_silence(monkeypatch):
+def test_a_slice_of_a_cluster_that_is_gone_closes_in_silence(ray, monkeypatch):
+    from ray.exceptions import RaySystemError
+
     gone = Dying(RaySystemError("the raylet is gone"))
     monkeypatch.setattr(ray, "kill", gone)
     monkeypatch.setattr(ray.util, "remove_placement_group", gone)
