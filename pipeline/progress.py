@@ -1,5 +1,6 @@
 """What a person sees of a render: bars on a terminal, dated lines in a log file."""
 
+import abc
 import datetime
 import threading
 from collections import deque
@@ -73,7 +74,7 @@ class Estimate:
         return whole * (1 - step / job.steps) + rest
 
 
-class Progress:
+class Progress(abc.ABC):
     """Follows a batch; `make_progress` chooses how it is shown.
 
     Safe to be told things by several threads. Use as a context manager.
@@ -106,9 +107,9 @@ class Progress:
     ) -> None:
         return None
 
+    @abc.abstractmethod
     def note(self, text: str) -> None:
         """Shows a message that stays."""
-        raise NotImplementedError
 
     def phase(self, clip: str, phase: str) -> None:
         """Shows that a clip has come to "text" or "stitch"."""
@@ -140,11 +141,13 @@ class Progress:
             self._rendered.add(clip)
             self._close(clip, summary(clip, status))
 
+    @abc.abstractmethod
     def _show(self, clip: str, phase: str) -> None:
-        raise NotImplementedError
+        """Shows how far a clip is, in a phase."""
 
+    @abc.abstractmethod
     def _close(self, clip: str, text: str) -> None:
-        raise NotImplementedError
+        """Shows a clip's last line."""
 
     def _clip_left(self, clip: str) -> float | None:
         return self._estimate.left(clip, *self._done[clip])

@@ -30,14 +30,16 @@ INDEX = {
 
 def export(work: Path, output: Path) -> None:
     """Writes OUTPUT/{transformer,text_encoder,vae,tokenizer,scheduler}."""
-    paths = sorted((work / "latents").glob("*.pt"))
-    mean, std = train_transformer.Clips(paths).statistics()
-    config = {**train_vae.CONFIG, "latents_mean": mean, "latents_std": std}
-    vae = AutoencoderKLWan(**config)
-    vae.load_state_dict(torch.load(work / "vae.pt", weights_only=True)["model"])
     models = train_transformer.Models()
     saved = torch.load(work / "transformer.pt", weights_only=True)
     models.load_state_dict(saved["average"])
+    config = {
+        **train_vae.CONFIG,
+        "latents_mean": models.mean.tolist(),
+        "latents_std": models.std.tolist(),
+    }
+    vae = AutoencoderKLWan(**config)
+    vae.load_state_dict(torch.load(work / "vae.pt", weights_only=True)["model"])
 
     for name, part in (
         ("vae", vae),

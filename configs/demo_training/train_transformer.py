@@ -110,10 +110,10 @@ class Clips:
         self.words = [words for file in files for words in file["words"]]
         self.long = [i for i, clip in enumerate(self.latents) if clip.shape[1] >= 21]
 
-    def statistics(self) -> tuple[list[float], list[float]]:
+    def statistics(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean and standard deviation of each latent channel."""
         values = torch.cat([c.float().flatten(1) for c in self.latents[::7]], 1)
-        return values.mean(1).tolist(), values.std(1).tolist()
+        return values.mean(1), values.std(1)
 
     def batch(self, rng: np.random.Generator, length: int, size: int):
         """(latents [size, channels, length, 16, 16], their words)."""
@@ -191,7 +191,14 @@ class PaddedCrossAttention:
 
 
 class Models(torch.nn.Module):
-    """The transformer and the text encoder, trained as one."""
+    """The transformer and the text encoder, trained as one.
+
+    The latents' mean and deviation by channel belong to the weights that learned on
+    them: they are kept with them, whatever files a later run finds.
+    """
+
+    mean: torch.Tensor
+    std: torch.Tensor
 
     def __init__(self):
         super().__init__()
@@ -205,6 +212,8 @@ class Models(torch.nn.Module):
                 # words be heard from the first step.
                 torch.nn.init.constant_(parameter, 2.0)
         torch.nn.init.zeros_(self.transformer.proj_out.weight)
+        self.register_buffer("mean", torch.zeros(TRANSFORMER["in_channels"]))
+        self.register_buffer("std", torch.ones(TRANSFORMER["in_channels"]))
         longest = vocabulary.LONGEST
         config = self.transformer.config
         for block in self.transformer.blocks:
@@ -243,7 +252,7 @@ def train(
     share = np.array([SHARE[length] for length in batches])
     torch.manual_seed(seed)
     clips, models = Clips(paths), Models()
-    mean, std = (torch.tensor(v)[:, None, None, None] for v in clips.statistics())
+    models.mean, models.std = clips.statistics()
     average = copy.deepcopy(models)
     optimizer = torch.optim.AdamW(
         models.parameters(), lr=1, weight_decay=0.01, betas=(0.9, 0.98)
@@ -252,6 +261,7 @@ def train(
         work / "transformer.pt", model=models, average=average, optimizer=optimizer
     )
     begin, losses, clock = progress.load(), [], time.monotonic()
+    mean, std = (x[:, None, None, None] for x in (models.mean, models.std))
     for step in range(begin, steps):
         rng = np.random.default_rng((2, seed, step))
         generator = torch.Generator().manual_seed(int(rng.integers(2**62)))

@@ -1,5 +1,6 @@
 """diffusers' own pipeline on the demo checkpoint, and a short run of its training."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ diffusers = pytest.importorskip("diffusers")
 
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 
-from configs.demo_training import train_transformer, train_vae
+from configs.demo_training import export, train_transformer, train_vae
 
 # What diffusers and torch warn of among themselves is not ours to mend.
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("default")]
@@ -60,6 +61,15 @@ def test_a_short_training_run_learns(tmp_path):
     losses = train_transformer.train(tmp_path, 80, latents, batches={1: 16})
     assert np.mean(losses[-10:]) < 0.9 * np.mean(losses[:10])
     assert train_transformer.train(tmp_path, 80, latents, batches={1: 16}) == []
+
+    # What else lies in the folder must not change what the model was trained with.
+    mean, std = train_transformer.Clips(latents).statistics()
+    train_transformer.make_latents(tmp_path, long_files=0, short_files=2)
+    export.export(tmp_path, tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "vae" / "config.json").read_text())
+    assert config["latents_mean"] == mean.tolist()
+    assert config["latents_std"] == std.tolist()
+    Denoiser.load(tmp_path / "model")
 
 
 @pytest.mark.parametrize("frames", [2, 30])
