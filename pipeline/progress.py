@@ -24,11 +24,30 @@ _LINE_SECONDS = 30.0
 _PHASES = ("text", "denoise", "decode", "stitch")
 
 
+class _Rate:
+    """Seconds per unit of work, from the last calls of a kind."""
+
+    def __init__(self):
+        self._compiled = False
+        self._last: deque[float] = deque(maxlen=5)
+
+    def learn(self, seconds: float) -> None:
+        if self._compiled:
+            self._last.append(seconds)
+        self._compiled = True
+
+    def value(self) -> float | None:
+        """Returns the lower median, None while nothing is known."""
+        ordered = sorted(self._last)
+        return ordered[(len(ordered) - 1) // 2] if ordered else None
+
+
 class Estimate:
     """Guesses the time left from the calls so far.
 
-    A clip's cost stands for its denoising; frames cost by their pixels. Of the last
-    calls the lower median counts, so that a call that also compiled does not.
+    A clip's cost stands for its denoising; frames cost by their pixels. The first
+    call of each kind also compiles and does not count, and of the last ones the lower
+    median does, since clips of another size compile again.
 
     Args:
         clips: All clips of the batch.
@@ -36,18 +55,18 @@ class Estimate:
 
     def __init__(self, clips: Sequence[BatchClip]):
         self._clips = {clip.job.clip: clip for clip in clips}
-        self._denoise: deque[float] = deque(maxlen=5)
-        self._decode: deque[float] = deque(maxlen=5)
+        self._denoise = _Rate()
+        self._decode = _Rate()
 
     def stepped(self, clip: str, steps: int, seconds: float) -> None:
         """Learns that some denoising steps of a clip took some seconds."""
         entry = self._clips[clip]
         share = entry.cost * steps / entry.job.steps
-        self._denoise.append(seconds / share)
+        self._denoise.learn(seconds / share)
 
     def decoded(self, clip: str, frames: int, seconds: float) -> None:
         """Learns that some frames of a clip took some seconds to decode."""
-        self._decode.append(seconds / (frames * _pixels(self._clips[clip])))
+        self._decode.learn(seconds / (frames * _pixels(self._clips[clip])))
 
     def left(self, clip: str, step: int = 0, frames: int = 0) -> float | None:
         """Returns the seconds that a clip still takes; None while unknown.
@@ -59,11 +78,11 @@ class Estimate:
         """
         entry = self._clips[clip]
         job = entry.job
-        denoise = _median(self._denoise)
+        denoise = self._denoise.value()
         if denoise is None and step < job.steps:
             return None
         whole = entry.cost * (denoise or 0.0)
-        decode = _median(self._decode)
+        decode = self._decode.value()
         if decode is None:
             if denoise is None:
                 return None
@@ -326,9 +345,3 @@ def _clock() -> datetime.datetime:
 
 def _pixels(clip: BatchClip) -> int:
     return clip.job.render_width * clip.job.render_height
-
-
-def _median(values: Sequence[float]) -> float | None:
-    """Returns the lower median, None of nothing."""
-    ordered = sorted(values)
-    return ordered[(len(ordered) - 1) // 2] if ordered else None

@@ -82,7 +82,10 @@ class BatchStatus:
         }
 
     def __rich__(self) -> RenderableType:
-        """Returns what a person is shown: the table, reasons, and where things are."""
+        """Returns what a person is shown: the table, reasons, and where things are.
+
+        Print it with `soft_wrap`: then paths, which are to be copied, stay whole.
+        """
         parts: list[RenderableType] = [_headline(self), _table(self)]
         for clip, status in self.clips.items():
             if status.state == "failed":
@@ -92,7 +95,7 @@ class BatchStatus:
             parts.append(Text(hint))
         if self.report:
             url = self.batch.store.url(names.REPORT)
-            parts.append(Text(f"Report: {url}", no_wrap=True, overflow="ignore"))
+            parts.append(Text(f"Report: {url}"))
         return Group(*parts)
 
 
@@ -136,7 +139,7 @@ def show(output: str, *, as_json: bool, watch: bool, console: Console) -> int:
 def print_batch(batch: Batch, console: Console) -> int:
     """Prints the end of a render; returns 0 where all is stitched, else 1."""
     status = BatchStatus.read(batch)
-    console.print(status)
+    console.print(status, soft_wrap=True)
     return int(any(s.state != "stitched" for s in status.clips.values()))
 
 
@@ -204,7 +207,7 @@ def _print(statuses: list[BatchStatus], as_json: bool, console: Console) -> None
         text = json.dumps(content, indent=1, ensure_ascii=False)
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     else:
-        console.print(*statuses, sep="\n")
+        console.print(*statuses, sep="\n", soft_wrap=True)
 
 
 def _headline(status: BatchStatus) -> Text:
@@ -221,12 +224,12 @@ def _headline(status: BatchStatus) -> Text:
 
 def _table(status: BatchStatus) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("clip", no_wrap=True)
-    table.add_column("state", no_wrap=True)
+    table.add_column("clip", overflow="fold", min_width=8)
+    table.add_column("state", min_width=8)
     table.add_column("frames", justify="right")
     for phase in _PHASES:
         table.add_column(phase, justify="right", no_wrap=True)
-    table.add_column("video", no_wrap=True)
+    table.add_column("video", overflow="fold", min_width=5)
     for clip, found in status.clips.items():
         seconds = (found.seconds.get(phase) for phase in _PHASES)
         table.add_row(

@@ -57,7 +57,8 @@ TEXT_LENGTH = 512  # tokens of a prompt as Wan pads it
 SHIFT = 3.0  # of the noise levels, in training as in sampling
 # Latent frames -> clips in a batch: about 6,000 tokens each.
 BATCHES = {1: 64, 2: 48, 3: 32, 6: 16, 11: 8, 21: 4}
-SHARE = {1: 0.03, 2: 0.05, 3: 0.17, 6: 0.45, 11: 0.15, 21: 0.15}
+# Most of the batches are long: it takes many frames to see which way a shape moves.
+SHARE = {1: 0.03, 2: 0.02, 3: 0.05, 6: 0.25, 11: 0.3, 21: 0.35}
 CLIPS_PER_FILE = 36
 RATE = 1.5e-3  # of learning, at its highest
 
@@ -229,8 +230,16 @@ class Models(torch.nn.Module):
 
 
 def flow_loss(models: Models, latents, ids, mask, generator) -> torch.Tensor:
-    """Mean squared error of the velocity at random noise levels."""
-    uniform = torch.sigmoid(torch.randn(len(latents), generator=generator))
+    """Mean squared error of the velocity at random noise levels.
+
+    The levels are spread evenly before the shift: the noisiest, where it is settled
+    which way the shape will move, get as many samples as the others.
+    """
+    count = len(latents)
+    uniform = torch.randperm(count, generator=generator) + torch.rand(
+        count, generator=generator
+    )
+    uniform /= count
     sigma = SHIFT * uniform / (1 + (SHIFT - 1) * uniform)
     noise = torch.randn(latents.shape, generator=generator)
     level = sigma[:, None, None, None, None]
@@ -299,8 +308,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=6000)
-    parser.add_argument("--long-files", type=int, default=20)
-    parser.add_argument("--short-files", type=int, default=100)
+    parser.add_argument("--long-files", type=int, default=32)
+    parser.add_argument("--short-files", type=int, default=0)
     arguments = parser.parse_args()
     latents = make_latents(arguments.work, arguments.long_files, arguments.short_files)
     train(arguments.work, arguments.steps, latents)

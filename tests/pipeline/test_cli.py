@@ -81,7 +81,7 @@ def test_an_old_python_is_told_so(monkeypatch):
     source = (ROOT / "pipeline" / "__main__.py").read_text()
     monkeypatch.setattr("sys.version_info", (3, 9, 1))
     with pytest.raises(SystemExit) as ended:
-        exec(compile(source, "__main__.py", "exec"), {})
+        exec(compile(source, "__main__.py", "exec"), {"__name__": "__main__"})
     assert ended.value.code == "tilereel: Python 3.9 is too old; it takes 3.11"
 
 
