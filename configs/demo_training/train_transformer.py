@@ -58,7 +58,7 @@ SHIFT = 3.0  # of the noise levels, in training as in sampling
 # Latent frames -> clips in a batch: about 6,000 tokens each.
 BATCHES = {1: 64, 2: 48, 3: 32, 6: 16, 11: 8, 21: 4}
 # Most of the batches are long: it takes many frames to see which way a shape moves.
-SHARE = {1: 0.03, 2: 0.02, 3: 0.05, 6: 0.25, 11: 0.3, 21: 0.35}
+SHARE = {1: 0.02, 2: 0.01, 3: 0.04, 6: 0.25, 11: 0.43, 21: 0.25}
 CLIPS_PER_FILE = 36
 RATE = 1.5e-3  # of learning, at its highest
 
@@ -124,71 +124,114 @@ class Clips:
         return latents, [self.words[i] for i in chosen]
 
 
-def _normed(x, linear, norm, rows):
+def _rows(transformer) -> torch.Tensor:
+    """Channels of all heads, each head's even ones first.
+
+    Taken in this order in queries and keys alike, scores stay the same and rotary
+    pairs become two plain halves.
+    """
+    heads = transformer.config.num_attention_heads
+    dim = transformer.config.attention_head_dim
+    halves = torch.arange(dim).view(-1, 2).T.flatten()
+    return (torch.arange(heads)[:, None] * dim + halves).flatten()
+
+
+def _normed(x, linear, norm, rows=slice(None)):
     """A projection and its RMS norm over all heads, channels taken in order `rows`."""
     x = F.linear(x, linear.weight[rows], linear.bias[rows])
     scale = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + norm.eps)
     return x * scale.to(x.dtype) * norm.weight[rows].to(x.dtype)
 
 
-def _softmax_attention(q, k, v, bias=0.0):
+def _attend(q, k, v, bias=0.0):
+    """Attention written out: its backward pass beats the fused one on few tokens."""
     scores = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1])) + bias
     return scores.softmax(-1).to(v.dtype) @ v
 
 
-class FastSelfAttention:
-    """Self-attention equal to diffusers', laid out for the backward pass on a CPU.
+def _self_attention(attn, x, rows, cos, sin):
+    def turned(linear, norm):
+        y = _normed(x, linear, norm, rows)
+        a, b = y.unflatten(2, (attn.heads, -1)).transpose(1, 2).chunk(2, -1)
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
-    Each head's channels are reordered, the even ones first, in queries and keys
-    alike: scores stay the same and rotary pairs become two plain halves. Short clips
-    skip the fused attention, whose backward pass is slow here.
-    """
-
-    def __init__(self, heads: int, head_dim: int):
-        halves = torch.arange(head_dim).view(-1, 2).T.flatten()
-        self.rows = (torch.arange(heads)[:, None] * head_dim + halves).flatten()
-
-    def __call__(self, attn, x, text=None, attention_mask=None, rotary=None):
-        """What diffusers calls for each block."""
-
-        def turned(linear, norm):
-            y = _normed(x, linear, norm, self.rows)
-            cos, sin = (part[0, :, 0, ::2].to(y.dtype) for part in rotary)
-            a, b = y.unflatten(2, (attn.heads, -1)).transpose(1, 2).chunk(2, -1)
-            return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
-
-        q = turned(attn.to_q, attn.norm_q)
-        k = turned(attn.to_k, attn.norm_k)
-        v = attn.to_v(x).unflatten(2, (attn.heads, -1)).transpose(1, 2)
-        short = x.shape[1] <= 400
-        attend = _softmax_attention if short else F.scaled_dot_product_attention
-        return attn.to_out[0](attend(q, k, v).transpose(1, 2).flatten(2))
+    q, k = turned(attn.to_q, attn.norm_q), turned(attn.to_k, attn.norm_k)
+    v = attn.to_v(x).unflatten(2, (attn.heads, -1)).transpose(1, 2)
+    attend = _attend if x.shape[1] <= 400 else F.scaled_dot_product_attention
+    return attn.to_out[0](attend(q, k, v).transpose(1, 2).flatten(2))
 
 
-class PaddedCrossAttention:
-    """Cross-attention to `TEXT_LENGTH` tokens of which most are the same padding.
+def _cross_attention(attn, x, text):
+    """Attention to `TEXT_LENGTH` tokens of which most are the same padding.
 
     The embeddings past a prompt's length are zero, so their keys and values are
-    equal: one of them, with the logarithm of their number as a bias, stands for
+    equal: the last one, with the logarithm of their number as a bias, stands for
     all. The result is that of the whole length at a fraction of the work.
     """
 
-    def __init__(self, padding: int):
-        self.bias = math.log(padding)
+    def heads(y):
+        return y.unflatten(2, (attn.heads, -1)).transpose(1, 2)
 
-    def __call__(self, attn, x, text, attention_mask=None, rotary=None):
-        """What diffusers calls for each block."""
-        every = slice(None)
+    q = heads(_normed(x, attn.to_q, attn.norm_q))
+    k = heads(_normed(text, attn.to_k, attn.norm_k))
+    bias = torch.zeros(text.shape[1], dtype=q.dtype)
+    bias[-1] = math.log(TEXT_LENGTH - text.shape[1] + 1)
+    out = _attend(q, k, heads(attn.to_v(text)), bias)
+    return attn.to_out[0](out.transpose(1, 2).flatten(2))
 
-        def heads(y):
-            return y.unflatten(2, (attn.heads, -1)).transpose(1, 2)
 
-        q = heads(_normed(x, attn.to_q, attn.norm_q, every))
-        k = heads(_normed(text, attn.to_k, attn.norm_k, every))
-        bias = torch.zeros(text.shape[1], dtype=q.dtype)
-        bias[-1] = self.bias
-        out = _softmax_attention(q, k, heads(attn.to_v(text)), bias)
-        return attn.to_out[0](out.transpose(1, 2).flatten(2))
+def velocity(transformer, latents, sigma, text) -> torch.Tensor:
+    """What `transformer` gives, laid out for the backward pass on a CPU.
+
+    Args:
+        transformer: a `WanTransformer3DModel`.
+        latents: [batch, channels, frames, height, width].
+        sigma: noise levels [batch, frames]; frames may differ, as in "diffusion
+            forcing" (https://arxiv.org/abs/2407.01392).
+        text: [batch, words + 1, text_dim], the last one standing for all padding.
+    """
+    batch, _, frames, height, width = latents.shape
+    embedder, rows = transformer.condition_embedder, _rows(transformer)
+    cos, sin = (part[0, :, 0, ::2] for part in transformer.rope(latents))
+    # Patches of 1 x 2 x 2: a plain projection of their channels.
+    x = latents.unflatten(4, (-1, 2)).unflatten(3, (-1, 2))
+    x = x.permute(0, 2, 3, 5, 1, 4, 6).flatten(4).flatten(1, 3)
+    x = F.linear(
+        x,
+        transformer.patch_embedding.weight.flatten(1),
+        transformer.patch_embedding.bias,
+    )
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    time = embedder.time_embedder(embedder.timesteps_proj(1000 * sigma.flatten()))
+    turn = embedder.time_proj(F.silu(time)).unflatten(1, (6, -1))
+    text = embedder.text_embedder(text)
+
+    def modulated(y, shift, scale):
+        """Layer norm, then each frame's own scale and shift."""
+        y = F.layer_norm(y, y.shape[-1:], eps=transformer.config.eps)
+        return by_frame(y, lambda z: z * (1 + scale) + shift)
+
+    def by_frame(y, f):
+        return f(y.view(batch * frames, -1, y.shape[-1])).view(y.shape)
+
+    for block in transformer.blocks:
+        six = (block.scale_shift_table + turn.float()).to(x.dtype).unsqueeze(2)
+        shift, scale, gate, shift2, scale2, gate2 = six.unbind(1)
+        y = _self_attention(block.attn1, modulated(x, shift, scale), rows, cos, sin)
+        x = x + by_frame(y, lambda z, gate=gate: z * gate)
+        norm = block.norm2
+        y = F.layer_norm(
+            x, x.shape[-1:], norm.weight.to(x.dtype), norm.bias.to(x.dtype), norm.eps
+        )
+        x = x + _cross_attention(block.attn2, y, text)
+        y = block.ffn(modulated(x, shift2, scale2))
+        x = x + by_frame(y, lambda z, gate=gate2: z * gate)
+
+    two = transformer.scale_shift_table + time.float().unsqueeze(1)
+    shift, scale = two.to(x.dtype).unsqueeze(2).unbind(1)
+    x = transformer.proj_out(modulated(x, shift, scale))
+    x = x.view(batch, frames, height // 2, width // 2, 2, 2, -1)
+    return x.permute(0, 6, 1, 2, 4, 3, 5).flatten(5).flatten(3, 4)
 
 
 class Models(torch.nn.Module):
@@ -215,13 +258,6 @@ class Models(torch.nn.Module):
         torch.nn.init.zeros_(self.transformer.proj_out.weight)
         self.register_buffer("mean", torch.zeros(TRANSFORMER["in_channels"]))
         self.register_buffer("std", torch.ones(TRANSFORMER["in_channels"]))
-        longest = vocabulary.LONGEST
-        config = self.transformer.config
-        for block in self.transformer.blocks:
-            block.attn1.set_processor(
-                FastSelfAttention(config.num_attention_heads, config.attention_head_dim)
-            )
-            block.attn2.set_processor(PaddedCrossAttention(TEXT_LENGTH - longest))
 
     def embed(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Embeddings [batch, words + 1, text_dim], zero past each prompt's length."""
@@ -229,25 +265,51 @@ class Models(torch.nn.Module):
         return F.pad(states * mask[..., None], (0, 0, 0, 1))
 
 
-def flow_loss(models: Models, latents, ids, mask, generator) -> torch.Tensor:
-    """Mean squared error of the velocity at random noise levels.
+def noise_levels(count: int, frames: int, generator) -> torch.Tensor:
+    """Random noise levels [count, frames].
 
-    The levels are spread evenly before the shift: the noisiest, where it is settled
-    which way the shape will move, get as many samples as the others.
+    In one half of the clips every frame has the same level, as in sampling, spread
+    evenly before the shift. In the other half one or two frames are nearly clean
+    and the rest mostly noise, so that where a shape goes can only be told from the
+    text: this teaches motion much sooner than even noise does.
     """
-    count = len(latents)
-    uniform = torch.randperm(count, generator=generator) + torch.rand(
+    u = torch.rand(count, generator=generator) + torch.randperm(
         count, generator=generator
     )
-    uniform /= count
-    sigma = SHIFT * uniform / (1 + (SHIFT - 1) * uniform)
+    u = (u / count)[:, None]
+    even = SHIFT * u / (1 + (SHIFT - 1) * u)
+    noisy = SHIFT**2 * u / (1 + (SHIFT**2 - 1) * u)
+    order = torch.rand(count, frames, generator=generator).argsort(1)
+    clean = order < torch.randint(1, 3, (count, 1), generator=generator)
+    nearly = torch.rand(count, frames, generator=generator) / 2
+    forced = torch.rand(count, 1, generator=generator).argsort(0) % 2 == 0
+    return torch.where(forced & clean, nearly, torch.where(forced, noisy, even))
+
+
+def flow_loss(models: Models, latents, ids, mask, generator) -> torch.Tensor:
+    """Mean squared error of the velocity at random noise levels."""
+    sigma = noise_levels(len(latents), latents.shape[2], generator)
     noise = torch.randn(latents.shape, generator=generator)
-    level = sigma[:, None, None, None, None]
+    level = sigma[:, None, :, None, None]
     noisy = (1 - level) * latents + level * noise
     with torch.autocast("cpu", torch.bfloat16):
         text = models.embed(ids, mask)
-        velocity = models.transformer(noisy, 1000 * sigma, text).sample
-    return F.mse_loss(velocity.float(), noise - latents)
+        guess = velocity(models.transformer, noisy, sigma, text)
+    return F.mse_loss(guess.float(), noise - latents)
+
+
+def optimizers(models: Models):
+    """Muon (https://kellerjordan.github.io/posts/muon/) for the matrices of the
+    transformer's blocks, AdamW for all the rest; rates are set at every step."""
+    matrices = [p for p in models.transformer.blocks.parameters() if p.ndim == 2]
+    chosen = {id(p) for p in matrices}
+    rest = [p for p in models.parameters() if id(p) not in chosen]
+    return (
+        torch.optim.Muon(
+            matrices, lr=1, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(rest, lr=1, weight_decay=0.01, betas=(0.9, 0.98)),
+    )
 
 
 def train(
@@ -263,11 +325,9 @@ def train(
     clips, models = Clips(paths), Models()
     models.mean, models.std = clips.statistics()
     average = copy.deepcopy(models)
-    optimizer = torch.optim.AdamW(
-        models.parameters(), lr=1, weight_decay=0.01, betas=(0.9, 0.98)
-    )
+    muon, adam = optimizers(models)
     progress = Progress(
-        work / "transformer.pt", model=models, average=average, optimizer=optimizer
+        work / "transformer.pt", model=models, average=average, muon=muon, adam=adam
     )
     begin, losses, clock = progress.load(), [], time.monotonic()
     mean, std = (x[:, None, None, None] for x in (models.mean, models.std))
@@ -280,13 +340,14 @@ def train(
         ids, mask = (torch.from_numpy(x) for x in prompts)
         warm = min(1, (step + 1) / 200)
         cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
-        for group in optimizer.param_groups:
+        for group in muon.param_groups + adam.param_groups:
             group["lr"] = RATE * warm * cosine + 1e-5
         value = flow_loss(models, (latents - mean) / std, ids, mask, generator)
-        optimizer.zero_grad()
+        models.zero_grad()
         value.backward()
         torch.nn.utils.clip_grad_norm_(models.parameters(), 1.0)
-        optimizer.step()
+        muon.step()
+        adam.step()
         keep = min(0.997, (step + 1) / (step + 10))
         with torch.no_grad():
             for kept, new in zip(
