@@ -12,8 +12,6 @@ from workers.denoiser import Denoiser
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 
-from diffusers.models.transformers.transformer_wan import WanAttnProcessor
-
 from configs.demo_training import export, train_transformer, train_vae
 
 # What diffusers and torch warn of among themselves is not ours to mend.
@@ -73,19 +71,20 @@ def test_a_short_training_run_learns(tmp_path):
 
 
 @pytest.mark.parametrize("frames", [2, 30])
-def test_attention_in_training_is_that_of_the_model(frames):
-    """Both shortcuts, on few and on many tokens, against diffusers' own processors."""
+def test_the_forward_pass_of_training_is_that_of_the_model(frames):
+    """On few and on many tokens, against diffusers' own, each frame at its own level."""
     torch.manual_seed(0)
     models = train_transformer.Models()
     for parameter in models.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
-    ids = torch.tensor([[3, 4, 5, 1, 0, 0, 0, 0]])
+    ids = torch.tensor([[3, 4, 5, 1, 0, 0, 0, 0], [3, 6, 7, 8, 9, 10, 1, 0]])
     mask = (ids > 0).long()
     with torch.no_grad():
         text = models.embed(ids, mask)
-        x = torch.randn(1, 8, frames, 8, 8)
-        fast = models.transformer(x, torch.tensor([500.0]), text).sample
-        models.transformer.set_attn_processor(WanAttnProcessor())
+        x = torch.randn(2, 8, frames, 8, 8)
+        sigma = torch.rand(2, frames)
+        fast = train_transformer.velocity(models.transformer, x, sigma, text)
         whole = torch.nn.functional.pad(text, (0, 0, 0, 512 - text.shape[1]))
-        plain = models.transformer(x, torch.tensor([500.0]), whole).sample
+        levels = (1000 * sigma).repeat_interleave(4 * 4, 1)  # one for each token
+        plain = models.transformer(x, levels, whole).sample
     torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-4)
