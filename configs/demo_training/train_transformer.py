@@ -299,8 +299,10 @@ def flow_loss(models: Models, latents, ids, mask, generator) -> torch.Tensor:
 
 
 def optimizers(models: Models):
-    """Muon (https://kellerjordan.github.io/posts/muon/) for the matrices of the
-    transformer's blocks, AdamW for all the rest; rates are set at every step."""
+    """Muon for the matrices of the transformer's blocks, AdamW for all the rest.
+
+    https://kellerjordan.github.io/posts/muon/. Their rates are set at every step.
+    """
     matrices = [p for p in models.transformer.blocks.parameters() if p.ndim == 2]
     chosen = {id(p) for p in matrices}
     rest = [p for p in models.parameters() if id(p) not in chosen]

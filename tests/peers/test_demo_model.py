@@ -72,7 +72,7 @@ def test_a_short_training_run_learns(tmp_path):
 
 @pytest.mark.parametrize("frames", [2, 30])
 def test_the_forward_pass_of_training_is_that_of_the_model(frames):
-    """On few and on many tokens, against diffusers' own, each frame at its own level."""
+    """On few and on many tokens, against diffusers', each frame at its own level."""
     torch.manual_seed(0)
     models = train_transformer.Models()
     for parameter in models.parameters():
