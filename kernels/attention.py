@@ -1,64 +1,96 @@
-"""Attention over the tokens of a clip."""
+"""Attention of a clip's tokens to each other, by heads of different kinds.
 
-import math
+`attend` is the one entry; behind it stand a kernel for TPUs, one for GPUs, and a path
+in XLA for all else. They agree with `kernels.oracle` and with each other.
+"""
+
+import functools
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
-# Scores of one block of queries that are held at once, in elements: 8 MB in float32,
-# which stays within a CPU core's caches (2.4 times as fast as all scores at once, at
-# 1,344 tokens of 12 heads on 2 cores) and bounds the memory for any clip length.
-SCORES_AT_ONCE = 2**21
-# Fewer queries than this make the products too thin, however long the clip.
-FEWEST_QUERIES = 128
+from kernels import cpu
+from kernels.tiles import TileTable
+
+Backend = Literal["tpu", "gpu", "cpu"]
+
+
+class Attended(NamedTuple):
+    """What attention gives.
+
+    Attributes:
+        out: [heads, tokens, head_dim], frame-major, in the dtype of the values.
+        online: the heads whose softmax kept a running maximum, which on a TPU is the
+            slower way, taken where the bound in its place could underflow; on other
+            backends all heads do.
+    """
+
+    out: Float[Array, "heads tokens head_dim"]
+    online: Bool[Array, " heads"]
 
 
 def attend(
     q: Float[Array, "heads tokens head_dim"],
-    k: Float[Array, "heads keys head_dim"],
-    v: Float[Array, "heads keys head_dim"],
-) -> Float[Array, "heads tokens head_dim"]:
-    """Exact softmax attention, scaled by 1/sqrt(head_dim).
+    k: Float[Array, "heads tokens head_dim"],
+    v: Float[Array, "heads tokens head_dim"],
+    table: TileTable,
+    kinds: Int[Array, " heads"],
+    backend: Backend | None = None,
+) -> Attended:
+    """Softmax attention, scaled by 1/sqrt(head_dim), through each head's live tiles.
 
-    Scores and sums are float32 whatever the dtype of the arguments; the result has
-    the dtype of `v`. Queries are taken in blocks, so that memory grows with the
-    number of tokens and not with its square.
+    Scores and sums are float32 whatever the dtype of the arguments. There is no
+    gradient.
+
+    Args:
+        q: Queries, tokens in frame-major order; beyond the table's tokens there may be
+            padding, which nothing reads and whose rows come out as zeros.
+        k: Keys, likewise.
+        v: Values, likewise.
+        table: The live tiles of SPATIAL and TEMPORAL heads.
+        kinds: Each head's `kernels.tiles.HeadKind`; data, so that new kinds compile
+            nothing again.
+        backend: What to compute with; by default what jax runs on.
 
     Raises:
-        ValueError: the shapes do not belong together.
+        ValueError: The shapes do not belong together, or the backend cannot serve them.
+        NotImplementedError: A gradient is asked for.
     """
-    heads, tokens, head_dim = q.shape
-    if k.shape != v.shape or k.shape[::2] != q.shape[::2]:
+    if not q.shape == k.shape == v.shape or q.ndim != 3 or kinds.shape != q.shape[:1]:
         raise ValueError(
-            f"attention takes q [heads, tokens, head_dim] and k, v [heads, keys, "
-            f"head_dim]; got q {q.shape}, k {k.shape}, v {v.shape}"
+            "attention takes q, k, v [heads, tokens, head_dim] and kinds [heads]; got "
+            f"q {q.shape}, k {k.shape}, v {v.shape}, kinds {kinds.shape}"
         )
+    tokens, given = table.grid.tokens, q.shape[1]
+    if given < tokens:
+        raise ValueError(f"{given} tokens for a table of {tokens}")
+    if backend is None:
+        backend = _default_backend()
+    q, k, v = (x[:, :tokens] for x in (q, k, v))
+    out, online = _attend(q, k, v, kinds, table, backend)
+    return Attended(jnp.pad(out, ((0, 0), (0, given - tokens), (0, 0))), online)
 
-    def block(q: Array) -> Array:
-        # Scaling q and not the scores saves a pass over them.
-        scores = jnp.einsum(
-            "hqd,hkd->hqk",
-            q * (1 / math.sqrt(head_dim)),
-            k,
-            preferred_element_type=jnp.float32,
-        )
-        weights = jnp.exp(scores - scores.max(-1, keepdims=True))
-        total = weights.sum(-1, keepdims=True)
-        out = jnp.einsum(
-            "hqk,hkd->hqd",
-            weights.astype(v.dtype),
-            v,
-            preferred_element_type=jnp.float32,
-        )
-        return (out / total).astype(v.dtype)
 
-    size = max(FEWEST_QUERIES, SCORES_AT_ONCE // (heads * k.shape[1]))
-    if size >= tokens:
-        return block(q)
-    count = -(-tokens // size)
-    size = -(-tokens // count)  # blocks of equal size: the least padding
-    padded = jnp.pad(q, ((0, 0), (0, count * size - tokens), (0, 0)))
-    blocks = padded.reshape(heads, count, size, head_dim).swapaxes(0, 1)
-    out = jax.lax.map(block, blocks)
-    return out.swapaxes(0, 1).reshape(heads, count * size, head_dim)[:, :tokens]
+def _default_backend() -> Backend:
+    platform = jax.default_backend()
+    return platform if platform in ("tpu", "gpu") else "cpu"
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))
+def _attend(
+    q: Array, k: Array, v: Array, kinds: Array, table: TileTable, backend: Backend
+) -> tuple[Array, Array]:
+    if backend != "cpu":
+        raise ValueError(f"no kernel for {backend} yet")
+
+    return cpu.attend(q, k, v, table, kinds), jnp.ones(q.shape[0], bool)
+
+
+@_attend.defjvp
+def _no_gradient(table: TileTable, backend: Backend, primals, tangents):
+    raise NotImplementedError(
+        "kernels.attention.attend has no gradient, since Tilereel renders and does not "
+        "train; kernels.dense.attend has one"
+    )

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from kernels import attention
+from kernels import dense
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +179,7 @@ def _attention(
     v = split(_linear(p["to_v"], context))
     if rotary is not None:
         q, k = _rotate(q, *rotary), _rotate(k, *rotary)
-    out = attention.attend(fold(q), fold(k), fold(v))
+    out = dense.attend(fold(q), fold(k), fold(v))
     out = out.reshape(batch, heads, -1, config.attention_head_dim)
     return _linear(p["to_out"]["0"], out.transpose(0, 2, 1, 3).reshape(x.shape))
 
