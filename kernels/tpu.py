@@ -1,0 +1,427 @@
+"""Sparse attention on TPUs: a Pallas kernel whose grid runs over the live tiles alone.
+
+A tile's scores are computed transposed, S^T = K Q^T, and so is what they weigh,
+O^T = V^T P^T: sums and maxima over keys then run down sublanes as plain vector
+additions, and the second product streams only head_dim rows through a fully used
+array. Exponents are base 2, with the scale folded into q.
+
+Softmax needs a reference for each query, near enough to its largest score that no
+exponent overflows and their sum does not vanish. There are two kernels:
+
+- *bounded*: the reference is |q| times the longest key, above every score. Right where
+  it is not so far above that the largest weight could vanish (`SAFE`), and cheapest.
+- *online*: the reference starts as the query's score with its own key, which every
+  pattern keeps, and is raised where a score exceeds it by more than `RAISE`. For that
+  a tile's scores are computed one step of the grid before their exponents are taken.
+
+Padding is masked by the matrix unit: keys have more lanes than head_dim fills, and one
+of them holds a number that takes a padded key's scores out of the sum.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Bool, Float, Int
+
+from kernels import layouts
+from kernels.tiles import HeadKind, TileKind, TileTable
+
+# Base 2. A float32 exponent ends at -126; what lies between is left to the smaller
+# terms of the sum.
+SAFE = 100.0
+# Base 2. Weights up to 2^64 times 2^20 keys times values up to 2^40 stay finite.
+RAISE = 64.0
+# What a score gets added that must not count.
+MASKED = float(jnp.finfo(jnp.bfloat16).min)
+
+LANES, SUBLANES = 128, 8
+# A half of what a core may hold (1 MiB), for the lists that say which tile comes next.
+SMEM_BYTES = 256 * 2**10
+# Of 128 MiB; the compiler itself needs some.
+VMEM_BYTES = 112 * 2**20
+
+# Keys whose scores are computed at a time, and queries likewise in the online kernel:
+# the fastest of those tried (docs/kernels.md).
+BOUNDED_KEYS = 512
+ONLINE_KEYS, ONLINE_QUERIES = 256, 512
+
+# Bits of a tile's word; its row is the lowest.
+_COLUMN, _FIRST, _LAST, _BOUNDARY = 12, 24, 25, 26
+
+
+class WorkList(NamedTuple):
+    """Which tile each step of the grid computes, as scalars.
+
+    A step t belongs to the segment s that `_segment` finds, one for each head that
+    takes part; its tile is `tiles[t + offsets[s]]` of head `heads[s]`.
+
+    Attributes:
+        tiles: the tiles of a dense head, then those of a sparse one, packed.
+        blocks: the segment that each run of 2^n steps begins in.
+        starts: the first step of each segment, and at the end the number of steps.
+        offsets: from steps to places in `tiles`.
+        heads: the head of each segment.
+    """
+
+    tiles: Int[Array, " tiles"]
+    blocks: Int[Array, " blocks"]
+    starts: Int[Array, " segments+1"]
+    offsets: Int[Array, " segments"]
+    heads: Int[Array, " segments"]
+
+
+def attend(
+    q: Float[Array, "heads tokens head_dim"],
+    k: Float[Array, "heads tokens head_dim"],
+    v: Float[Array, "heads tokens head_dim"],
+    table: TileTable,
+    kinds: Int[Array, " heads"],
+    interpret: bool | pltpu.InterpretParams = False,
+) -> tuple[Float[Array, "heads tokens head_dim"], Bool[Array, " heads"]]:
+    """Attention through the live tiles; see `kernels.attention.attend`.
+
+    Operands of the matrix unit are bfloat16, as XLA's own are on TPUs by default.
+
+    Returns:
+        The result, and which heads took the online kernel.
+
+    Raises:
+        ValueError: the tiles are not multiples of 128, or their lists or scores do not
+            fit into the core's memories.
+    """
+    heads, tokens, head_dim = q.shape
+    _check(table, heads, head_dim)
+    rows, columns = table.rows * table.tile.queries, table.columns * table.tile.keys
+    temporal = (kinds == HeadKind.TEMPORAL)[:, None, None]
+
+    def arrange(x: Array) -> Array:
+        return jnp.where(temporal, layouts.to_position_major(x, table.grid), x)
+
+    q = (q.astype(jnp.float32) * (math.log2(math.e) / math.sqrt(head_dim))).astype(
+        jnp.bfloat16
+    )
+    q, k, v = arrange(q), arrange(k.astype(jnp.bfloat16)), arrange(v)
+    bound, own, online = references(q, k)
+
+    depth = -(-(head_dim + 1) // LANES) * LANES
+    q = jnp.pad(q.swapaxes(1, 2), ((0, 0), (0, depth - head_dim), (0, rows - tokens)))
+    q = q.at[:, head_dim].set(1)
+    k = jnp.pad(k, ((0, 0), (0, columns - tokens), (0, depth - head_dim)))
+    k = k.at[:, tokens:, head_dim].set(MASKED)
+    values = jnp.pad(
+        v.astype(jnp.bfloat16).swapaxes(1, 2), ((0, 0), (0, 0), (0, columns - tokens))
+    )
+    reference = jnp.where(online[:, None], own, bound)
+    reference = jnp.pad(reference, ((0, 0), (0, rows - tokens)))[:, None]
+
+    out = jnp.zeros((heads, head_dim, rows), v.dtype)
+    for kernel, mine in ((_bounded, ~online), (_online, online)):
+        call = functools.partial(
+            _call, kernel, q, k, values, reference, table, kinds, mine, interpret
+        )
+        out = jax.lax.cond(mine.any(), call, lambda out: out, out)
+    out = out[:, :, :tokens].swapaxes(1, 2)
+    return jnp.where(temporal, layouts.to_frame_major(out, table.grid), out), online
+
+
+def references(
+    q: Float[Array, "heads tokens head_dim"], k: Float[Array, "heads tokens head_dim"]
+) -> tuple[
+    Float[Array, "heads tokens"], Float[Array, "heads tokens"], Bool[Array, " heads"]
+]:
+    """What stands for each query's largest score, in the scores' base 2.
+
+    Returns:
+        A bound above all scores, the score with its own key, and the heads where the
+        bound is not safe: where it exceeds a query's own score, and so may exceed its
+        largest one, by more than `SAFE`, or is not finite.
+    """
+    q, k = q.astype(jnp.float32), k.astype(jnp.float32)
+    longest = jnp.sqrt((k**2).sum(-1).max(-1, keepdims=True))
+    bound = jnp.sqrt((q**2).sum(-1)) * longest
+    own = (q * k).sum(-1)
+    return bound, own, ~((bound - own).max(-1) <= SAFE)
+
+
+def _check(table: TileTable, heads: int, head_dim: int) -> None:
+    if table.tile.queries % LANES or table.tile.keys % LANES:
+        raise ValueError(
+            f"tiles of {table.tile}; on a TPU both sides must be multiples of {LANES}"
+        )
+    if table.rows >= 1 << _COLUMN or table.columns >= 1 << _COLUMN:
+        raise ValueError(
+            f"{table.rows} by {table.columns} tiles of {table.tile}; the kernel's "
+            f"lists hold up to {(1 << _COLUMN) - 1} each way: take larger tiles"
+        )
+    scalars = 4 * sum(
+        np.prod(x.shape)
+        for x in jax.eval_shape(
+            lambda kinds, mine: work_list(table, kinds, mine),
+            jax.ShapeDtypeStruct((heads,), jnp.int32),
+            jax.ShapeDtypeStruct((heads,), jnp.bool_),
+        )
+    )
+    if scalars > SMEM_BYTES:
+        raise ValueError(
+            f"{table.all_tiles} tiles of {table.tile} a dense head take lists of "
+            f"{scalars} bytes, and {SMEM_BYTES} is what there is: take larger tiles"
+        )
+    # The scores, and twice what is fetched while they are computed.
+    height, width = table.tile
+    held = 4 * height * width + 4 * (height + width) * (head_dim + 2 * LANES) * 2
+    if held > VMEM_BYTES:
+        raise ValueError(
+            f"tiles of {table.tile} take about {held >> 20} MiB of a core's memory, "
+            f"and {VMEM_BYTES >> 20} is what there is: take smaller tiles"
+        )
+
+
+def work_list(
+    table: TileTable, kinds: Int[Array, " heads"], mine: Bool[Array, " heads"]
+) -> WorkList:
+    """Lists the tiles of the heads that take part, head after head."""
+    every = np.stack(np.divmod(np.arange(table.all_tiles), table.columns), 1)
+    live = table.live()
+    boundary = table.classify(*live.T) == TileKind.BOUNDARY
+    packed = np.concatenate([_pack(every), _pack(live) | boundary << _BOUNDARY])
+    dense = kinds == HeadKind.DENSE
+    order = jnp.argsort(~mine, stable=True).astype(jnp.int32)
+    lengths = jnp.where(mine, jnp.where(dense, table.all_tiles, table.tiles), 0)[order]
+    starts = jnp.concatenate([jnp.zeros(1, jnp.int32), lengths.cumsum(dtype=jnp.int32)])
+    offsets = jnp.where(dense[order], 0, table.all_tiles) - starts[:-1]
+    most = kinds.shape[0] * table.all_tiles
+    begin = jnp.arange(0, most + 1, 1 << _block_bits(table))
+    blocks = (begin[:, None] >= starts[1:]).sum(1)
+    return WorkList(
+        tiles=jnp.asarray(packed, jnp.int32),
+        blocks=jnp.minimum(blocks, kinds.shape[0] - 1).astype(jnp.int32),
+        starts=starts,
+        offsets=offsets.astype(jnp.int32),
+        heads=order,
+    )
+
+
+def _pack(tiles: np.ndarray) -> np.ndarray:
+    """Tiles (row, column), in order, with marks on each row's first and last."""
+    row, column = tiles.T
+    first = np.diff(row, prepend=-1) != 0
+    last = np.diff(row, append=-1) != 0
+    return row | column << _COLUMN | first << _FIRST | last << _LAST
+
+
+def _block_bits(table: TileTable) -> int:
+    """Runs of steps so short that no more than one segment begins within each."""
+    return table.tiles.bit_length() - 1
+
+
+class _Place(NamedTuple):
+    """Where a step's tile is."""
+
+    head: Array
+    row: Array
+    column: Array
+    first: Array
+    last: Array
+    boundary: Array
+
+
+def _place(step: Array, work: WorkList, bits: int) -> _Place:
+    segment = work.blocks[step >> bits]
+    segment = segment + (step >= work.starts[segment + 1]).astype(jnp.int32)
+    word = work.tiles[step + work.offsets[segment]]
+    side = (1 << _COLUMN) - 1
+    return _Place(
+        work.heads[segment],
+        word & side,
+        word >> _COLUMN & side,
+        word >> _FIRST & 1,
+        word >> _LAST & 1,
+        word >> _BOUNDARY & 1,
+    )
+
+
+def _call(
+    kernel: Callable[..., None],
+    q: Array,
+    k: Array,
+    values: Array,
+    reference: Array,
+    table: TileTable,
+    kinds: Array,
+    mine: Array,
+    interpret: bool | pltpu.InterpretParams,
+    out: Array,
+) -> Array:
+    """Runs a kernel over the heads that are `mine`, into their rows of `out`."""
+    height, width = table.tile
+    depth, head_dim = q.shape[1], values.shape[1]
+    work = work_list(table, kinds, mine)
+    steps = work.starts[-1]
+    bits = _block_bits(table)
+    # The online kernel weighs a tile one step after its scores.
+    lag = int(kernel is _online)
+
+    def scored(step: Array, *work: Array) -> _Place:
+        lists = WorkList(*work)
+        last = lists.starts[lists.heads.shape[0]] - 1
+        return _place(jnp.minimum(step, last) if lag else step, lists, bits)
+
+    def weighed(step: Array, *work: Array) -> _Place:
+        return _place(jnp.maximum(step - lag, 0), WorkList(*work), bits)
+
+    def by_row(place: _Place) -> tuple[Array, int, Array]:
+        return place.head, 0, place.row
+
+    specs = [
+        pl.BlockSpec((None, depth, height), lambda *at: by_row(scored(*at))),
+        pl.BlockSpec(
+            (None, width, depth),
+            lambda *at: (scored(*at).head, scored(*at).column, 0),
+        ),
+        pl.BlockSpec(
+            (None, head_dim, width),
+            lambda *at: (weighed(*at).head, 0, weighed(*at).column),
+        ),
+        pl.BlockSpec((None, 1, height), lambda *at: by_row(scored(*at))),
+        pl.BlockSpec(memory_space=pl.ANY),
+    ]
+    scratch = [
+        pltpu.VMEM((head_dim, height), jnp.float32),
+        pltpu.VMEM((SUBLANES, height), jnp.float32),
+    ]
+    if lag:
+        scratch += [
+            pltpu.VMEM((width, height), jnp.float32),
+            pltpu.VMEM((SUBLANES, height), jnp.float32),
+            pltpu.VMEM((1, height), jnp.float32),
+            pltpu.SMEM((1,), jnp.int32),
+        ]
+    return pl.pallas_call(
+        functools.partial(kernel, table, scored, weighed),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(work),
+            grid=(steps + lag,),
+            in_specs=specs,
+            out_specs=pl.BlockSpec(
+                (None, head_dim, height), lambda *at: by_row(weighed(*at))
+            ),
+            scratch_shapes=scratch,
+        ),
+        out_shape=jax.ShapeDtypeStruct(out.shape, out.dtype),
+        input_output_aliases={len(work) + len(specs) - 1: 0},
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_BYTES
+        ),
+        name=f"tilereel{kernel.__name__}",
+        interpret=interpret,
+    )(*work, q, k, values, reference, out)
+
+
+def _bounded(table, scored, _, *refs):
+    work, (q, k, v, bound, _, out, acc, total) = refs[:5], refs[5:]
+    place = scored(pl.program_id(0), *work)
+    width = table.tile.keys
+    keys = math.gcd(width, BOUNDED_KEYS)
+
+    @pl.when(place.first == 1)
+    def _():
+        acc[...] = jnp.zeros_like(acc)
+        total[...] = jnp.zeros_like(total)
+
+    for start in range(0, width, keys):
+        at = pl.ds(start, keys)
+        scores = _dot(k[at], q[...]) - bound[...]
+        if table.rounding == "exact":
+            scores = _masked(scores, table, place, start, 0)
+        weights = jnp.exp2(scores)
+        total[...] += _down(weights, jnp.sum)
+        acc[...] += _dot(v[:, at], weights.astype(v.dtype))
+
+    @pl.when(place.last == 1)
+    def _():
+        out[...] = (acc[...] / total[...].sum(0, keepdims=True)).astype(out.dtype)
+
+
+def _online(table, scored, weighed, *refs):
+    work, refs = refs[:5], refs[5:]
+    q, k, v, own, _, out, acc, total, scores, top, reference, exceeded = refs
+    step = pl.program_id(0)
+    before, place = weighed(step, *work), scored(step, *work)
+    height, width = table.tile
+    keys, queries = math.gcd(width, ONLINE_KEYS), math.gcd(height, ONLINE_QUERIES)
+
+    # The first step has no scores yet, and what it makes of the zeros is not kept.
+    @pl.when(step == 0)
+    def _():
+        scores[...] = jnp.zeros_like(scores)
+        exceeded[0] = 0
+
+    @pl.when(before.first == 1)
+    def _():
+        acc[...] = jnp.zeros_like(acc)
+        total[...] = jnp.zeros_like(total)
+
+    @pl.when(exceeded[0] == 1)
+    def _():
+        raised = jnp.maximum(top[...].max(0, keepdims=True), 0)
+        reference[...] += raised
+        acc[...] *= jnp.exp2(-raised)
+        total[...] *= jnp.exp2(-raised)
+
+        def lower(n, _):
+            at = pl.ds(n * SUBLANES, SUBLANES)
+            scores[at] -= raised
+
+        jax.lax.fori_loop(0, width // SUBLANES, lower, None)
+
+    @pl.when((step == 0) | (place.first == 1))
+    def _():
+        reference[...] = own[...]
+
+    top[...] = jnp.full_like(top, MASKED)
+    for start in range(0, width, keys):
+        for left in range(0, height, queries):
+            at, across = pl.ds(start, keys), pl.ds(left, queries)
+            weights = jnp.exp2(scores[at, across])
+            total[:, across] += _down(weights, jnp.sum)
+            acc[:, across] += _dot(v[:, at], weights.astype(v.dtype))
+            following = _dot(k[at], q[:, across]) - reference[:, across]
+            if table.rounding == "exact":
+                following = _masked(following, table, place, start, left)
+            scores[at, across] = following
+            top[:, across] = jnp.maximum(top[:, across], _down(following, jnp.max))
+    exceeded[0] = (jnp.max(top[...]) > RAISE).astype(jnp.int32)
+
+    # The last tile of a row is weighed in the step that scores the next row's first.
+    @pl.when((before.last == 1) & (step > 0))
+    def _():
+        out[...] = (acc[...] / total[...].sum(0, keepdims=True)).astype(out.dtype)
+
+
+def _dot(a: Array, b: Array) -> Array:
+    return jnp.dot(a, b, preferred_element_type=jnp.float32)
+
+
+def _down(x: Array, reduce: Callable[..., Array]) -> Array:
+    """Reduces [keys, queries] to the sublanes of a register."""
+    return reduce(x.reshape(-1, SUBLANES, x.shape[1]), 0)
+
+
+def _masked(
+    scores: Array, table: TileTable, place: _Place, start: int, left: int
+) -> Array:
+    """Takes out what the pattern does not keep of scores [keys, queries]."""
+    key = place.column * table.tile.keys + start
+    query = place.row * table.tile.queries + left
+    kept = table.keeps(
+        query + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1),
+        key + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0),
+    )
+    return jnp.where(kept | (place.boundary == 0), scores, MASKED)
