@@ -14,14 +14,15 @@ exponent overflows and their sum does not vanish. There are two kernels:
   pattern keeps, and is raised where a score exceeds it by more than `RAISE`. For that
   a tile's scores are computed one step of the grid before their exponents are taken.
 
-Padding is masked by the matrix unit: keys have more lanes than head_dim fills, and one
-of them holds a number that takes a padded key's scores out of the sum.
+The array is 256 deep and head_dim fills half of it. In the other half the same product
+takes the reference off the scores, and padded keys out of the sum, at no cost
+(`_key_marks`, `_mark_queries`).
 """
 
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,8 @@ RAISE = 64.0
 MASKED = float(jnp.finfo(jnp.bfloat16).min)
 
 LANES, SUBLANES = 128, 8
+# bfloat16 numbers that make up a float32.
+_PARTS = 3
 # A half of what a core may hold (1 MiB), for the lists that say which tile comes next.
 SMEM_BYTES = 256 * 2**10
 # Of 128 MiB; the compiler itself needs some.
@@ -110,11 +113,9 @@ def attend(
     q, k, v = arrange(q), arrange(k.astype(jnp.bfloat16)), arrange(v)
     bound, own, online = references(q, k)
 
-    depth = -(-(head_dim + 1) // LANES) * LANES
+    depth = -(-head_dim // LANES) * LANES
     q = jnp.pad(q.swapaxes(1, 2), ((0, 0), (0, depth - head_dim), (0, rows - tokens)))
-    q = q.at[:, head_dim].set(1)
     k = jnp.pad(k, ((0, 0), (0, columns - tokens), (0, depth - head_dim)))
-    k = k.at[:, tokens:, head_dim].set(MASKED)
     values = jnp.pad(
         v.astype(jnp.bfloat16).swapaxes(1, 2), ((0, 0), (0, 0), (0, columns - tokens))
     )
@@ -148,6 +149,33 @@ def references(
     bound = jnp.sqrt((q**2).sum(-1)) * longest
     own = (q * k).sum(-1)
     return bound, own, ~((bound - own).max(-1) <= SAFE)
+
+
+def _key_marks(table: TileTable) -> np.ndarray:
+    """Lanes beside the keys, [2, keys, LANES], that go with `_mark_queries`.
+
+    The first are of a column without padding, the others of the last column.
+    """
+    marks = np.zeros((2, table.tile.keys, LANES), np.float32)
+    marks[:, :, :_PARTS] = 1
+    marks[1, table.grid.tokens - (table.columns - 1) * table.tile.keys :, _PARTS] = (
+        MASKED
+    )
+    return marks
+
+
+def _mark_queries(marks: Any, reference: Array) -> None:
+    """Writes rows beside the queries, [LANES, queries], that go with `_key_marks`.
+
+    A float32 is the sum of three bfloat16 numbers, each a third of its bits.
+    """
+    row = jax.lax.broadcasted_iota(jnp.int32, marks.shape, 0)
+    rows, rest = jnp.where(row == _PARTS, 1.0, 0.0), -reference
+    for part in range(_PARTS):
+        bits = jax.lax.bitcast_convert_type(rest, jnp.int32) & -(1 << 16)
+        some = jax.lax.bitcast_convert_type(bits, jnp.float32)
+        rows, rest = jnp.where(row == part, some, rows), rest - some
+    marks[...] = rows.astype(marks.dtype)
 
 
 def _check(table: TileTable, heads: int, head_dim: int) -> None:
@@ -290,9 +318,14 @@ def _call(
             lambda *at: (weighed(*at).head, 0, weighed(*at).column),
         ),
         pl.BlockSpec((None, 1, height), lambda *at: by_row(scored(*at))),
+        pl.BlockSpec(
+            (None, width, LANES),
+            lambda *at: ((scored(*at).column == table.columns - 1).astype(int), 0, 0),
+        ),
         pl.BlockSpec(memory_space=pl.ANY),
     ]
     scratch = [
+        pltpu.VMEM((LANES, height), q.dtype),
         pltpu.VMEM((head_dim, height), jnp.float32),
         pltpu.VMEM((SUBLANES, height), jnp.float32),
     ]
@@ -321,23 +354,26 @@ def _call(
         ),
         name=f"tilereel{kernel.__name__}",
         interpret=interpret,
-    )(*work, q, k, values, reference, out)
+    )(*work, q, k, values, reference, jnp.asarray(_key_marks(table), k.dtype), out)
 
 
 def _bounded(table, scored, _, *refs):
-    work, (q, k, v, bound, _, out, acc, total) = refs[:5], refs[5:]
+    work, refs = refs[:5], refs[5:]
+    q, k, v, bound, key_marks, _, out, query_marks, acc, total = refs
     place = scored(pl.program_id(0), *work)
     width = table.tile.keys
     keys = math.gcd(width, BOUNDED_KEYS)
 
     @pl.when(place.first == 1)
     def _():
+        _mark_queries(query_marks, bound[...])
         acc[...] = jnp.zeros_like(acc)
         total[...] = jnp.zeros_like(total)
 
+    queries = jnp.concatenate([q[...], query_marks[...]], 0)
     for start in range(0, width, keys):
         at = pl.ds(start, keys)
-        scores = _dot(k[at], q[...]) - bound[...]
+        scores = _dot(jnp.concatenate([k[at], key_marks[at]], 1), queries)
         if table.rounding == "exact":
             scores = _masked(scores, table, place, start, 0)
         weights = jnp.exp2(scores)
@@ -351,7 +387,8 @@ def _bounded(table, scored, _, *refs):
 
 def _online(table, scored, weighed, *refs):
     work, refs = refs[:5], refs[5:]
-    q, k, v, own, _, out, acc, total, scores, top, reference, exceeded = refs
+    q, k, v, own, key_marks, _, out, query_marks, acc, total, *refs = refs
+    scores, top, reference, exceeded = refs
     step = pl.program_id(0)
     before, place = weighed(step, *work), scored(step, *work)
     height, width = table.tile
@@ -372,6 +409,7 @@ def _online(table, scored, weighed, *refs):
     def _():
         raised = jnp.maximum(top[...].max(0, keepdims=True), 0)
         reference[...] += raised
+        _mark_queries(query_marks, reference[...])
         acc[...] *= jnp.exp2(-raised)
         total[...] *= jnp.exp2(-raised)
 
@@ -384,15 +422,20 @@ def _online(table, scored, weighed, *refs):
     @pl.when((step == 0) | (place.first == 1))
     def _():
         reference[...] = own[...]
+        _mark_queries(query_marks, reference[...])
 
     top[...] = jnp.full_like(top, MASKED)
     for start in range(0, width, keys):
+        at = pl.ds(start, keys)
+        marked = jnp.concatenate([k[at], key_marks[at]], 1)
         for left in range(0, height, queries):
-            at, across = pl.ds(start, keys), pl.ds(left, queries)
+            across = pl.ds(left, queries)
             weights = jnp.exp2(scores[at, across])
             total[:, across] += _down(weights, jnp.sum)
             acc[:, across] += _dot(v[:, at], weights.astype(v.dtype))
-            following = _dot(k[at], q[:, across]) - reference[:, across]
+            following = _dot(
+                marked, jnp.concatenate([q[:, across], query_marks[:, across]], 0)
+            )
             if table.rounding == "exact":
                 following = _masked(following, table, place, start, left)
             scores[at, across] = following
