@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from kernels import cpu
+from kernels import cpu, gpu, tpu
 from kernels.tiles import TileTable
 
 Backend = Literal["tpu", "gpu", "cpu"]
@@ -82,10 +82,10 @@ def _default_backend() -> Backend:
 def _attend(
     q: Array, k: Array, v: Array, kinds: Array, table: TileTable, backend: Backend
 ) -> tuple[Array, Array]:
-    if backend != "cpu":
-        raise ValueError(f"no kernel for {backend} yet")
-
-    return cpu.attend(q, k, v, table, kinds), jnp.ones(q.shape[0], bool)
+    if backend == "tpu":
+        return tpu.attend(q, k, v, table, kinds)
+    path = gpu.attend if backend == "gpu" else cpu.attend
+    return path(q, k, v, table, kinds), jnp.ones(q.shape[0], bool)
 
 
 @_attend.defjvp

@@ -11,12 +11,14 @@ for each element of the attention matrix.
 import dataclasses
 import enum
 import functools
-from typing import Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
-import jax
 import numpy as np
 
-AnyArray = TypeVar("AnyArray", np.ndarray, jax.Array)
+if TYPE_CHECKING:  # planning must not wait for jax
+    import jax
+
+AnyArray = TypeVar("AnyArray", np.ndarray, "jax.Array")
 
 
 class HeadKind(enum.IntEnum):

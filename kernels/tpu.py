@@ -47,6 +47,8 @@ LANES, SUBLANES = 128, 8
 _PARTS = 3
 # A half of what a core may hold (1 MiB), for the lists that say which tile comes next.
 SMEM_BYTES = 256 * 2**10
+# Of an operand, whose heads are computed together.
+HBM_BYTES = 2**29
 # Of 128 MiB; the compiler itself needs some.
 VMEM_BYTES = 112 * 2**20
 
@@ -101,6 +103,30 @@ def attend(
     """
     heads, tokens, head_dim = q.shape
     _check(table, heads, head_dim)
+    # What is made of q, k and v takes several times their room: not of all heads at
+    # once where that is much.
+    group = max(1, HBM_BYTES // (2 * tokens * head_dim))
+    parts, done = [], jnp.zeros((), v.dtype)
+    for first in range(0, heads, group):
+        some = slice(first, first + group)
+        # The barrier has one group wait for the one before it.
+        ours = q[some], k[some], v[some]
+        (qs, ks, vs), done = jax.lax.optimization_barrier((ours, done))
+        parts.append(_attend(qs, ks, vs, kinds[some], table, interpret))
+        done = parts[-1][0].ravel()[0]
+    outs, online = zip(*parts, strict=True)
+    return jnp.concatenate(outs), jnp.concatenate(online)
+
+
+def _attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    kinds: Array,
+    table: TileTable,
+    interpret: bool | pltpu.InterpretParams,
+) -> tuple[Array, Array]:
+    heads, tokens, head_dim = q.shape
     rows, columns = table.rows * table.tile.queries, table.columns * table.tile.keys
     temporal = (kinds == HeadKind.TEMPORAL)[:, None, None]
 

@@ -1,0 +1,1 @@
+"""Figures that one machine can give: what `tilereel bench` measures."""
