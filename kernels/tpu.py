@@ -287,6 +287,8 @@ class _Place(NamedTuple):
 
 
 def _place(step: Array, work: WorkList, bits: int) -> _Place:
+    # The pipeline asks for the tile after the last one too.
+    step = jnp.minimum(step, work.starts[work.heads.shape[0]] - 1)
     segment = work.blocks[step >> bits]
     segment = segment + (step >= work.starts[segment + 1]).astype(jnp.int32)
     word = work.tiles[step + work.offsets[segment]]
@@ -323,9 +325,7 @@ def _call(
     lag = int(kernel is _online)
 
     def scored(step: Array, *work: Array) -> _Place:
-        lists = WorkList(*work)
-        last = lists.starts[lists.heads.shape[0]] - 1
-        return _place(jnp.minimum(step, last) if lag else step, lists, bits)
+        return _place(step, WorkList(*work), bits)
 
     def weighed(step: Array, *work: Array) -> _Place:
         return _place(jnp.maximum(step - lag, 0), WorkList(*work), bits)
