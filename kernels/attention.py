@@ -1,7 +1,8 @@
 """Attention of a clip's tokens to each other, by heads of different kinds.
 
 `attend` is the one entry; behind it stand a kernel for TPUs, one for GPUs, and a path
-in XLA for all else. They agree with `kernels.oracle` and with each other.
+in XLA for all else, such as tiles too small for a TPU's registers. They agree with
+`kernels.oracle` and with each other.
 """
 
 import functools
@@ -82,7 +83,7 @@ def _default_backend() -> Backend:
 def _attend(
     q: Array, k: Array, v: Array, kinds: Array, table: TileTable, backend: Backend
 ) -> tuple[Array, Array]:
-    if backend == "tpu":
+    if backend == "tpu" and tpu.serves(table.tile):
         return tpu.attend(q, k, v, table, kinds)
     path = gpu.attend if backend == "gpu" else cpu.attend
     return path(q, k, v, table, kinds), jnp.ones(q.shape[0], bool)

@@ -32,7 +32,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float, Int
 
 from kernels import layouts
-from kernels.tiles import HeadKind, TileKind, TileTable
+from kernels.tiles import HeadKind, TileKind, TileShape, TileTable
 
 # Base 2. A float32 exponent ends at -126; what lies between is left to the smaller
 # terms of the sum.
@@ -158,6 +158,11 @@ def _attend(
     return jnp.where(temporal, layouts.to_frame_major(out, table.grid), out), online
 
 
+def serves(tile: TileShape) -> bool:
+    """Whether the kernels can take tiles of a shape: whole registers both ways."""
+    return tile.queries % LANES == 0 and tile.keys % LANES == 0
+
+
 def references(
     q: Float[Array, "heads tokens head_dim"], k: Float[Array, "heads tokens head_dim"]
 ) -> tuple[
@@ -205,7 +210,7 @@ def _mark_queries(marks: Any, reference: Array) -> None:
 
 
 def _check(table: TileTable, heads: int, head_dim: int) -> None:
-    if table.tile.queries % LANES or table.tile.keys % LANES:
+    if not serves(table.tile):
         raise ValueError(
             f"tiles of {table.tile}; on a TPU both sides must be multiples of {LANES}"
         )

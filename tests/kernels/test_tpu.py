@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels import oracle, tpu
+from kernels import attention, oracle, tpu
 from kernels.tiles import HeadKind, TileShape, TileTable, TokenGrid
 from tests.kernels import cases
 
@@ -236,6 +236,15 @@ def test_heads_are_taken_in_groups_where_they_take_much_room(monkeypatch):
     assert online.shape == (3,)
     expected = oracle.attend(*scaled(qkv), table, kinds)
     np.testing.assert_allclose(np.asarray(out, float), expected, rtol=0, atol=ATOL)
+
+
+def test_small_tiles_go_through_xla_on_a_tpu():
+    table = TileTable(TokenGrid(4, 30), TileShape(32, 32), 10)
+    q, k, v = map(jnp.asarray, cases.random_qkv(6, 3, 120, 8))
+    kinds = jnp.arange(3)
+    got = attention.attend(q, k, v, table, kinds, backend="tpu")
+    expected = attention.attend(q, k, v, table, kinds, backend="cpu")
+    np.testing.assert_array_equal(got.out, expected.out)
 
 
 def test_what_the_chip_cannot_hold_is_refused():
