@@ -125,7 +125,7 @@ def begin(plan: Plan) -> Batch:
         store.create(names.BATCH, data)
     except Exists:
         batch = Batch.open(uri)
-        _refuse_changes(batch, info)
+        _refuse_changes(batch, json.loads(data))
         return batch
     return Batch.open(uri)
 
@@ -152,7 +152,7 @@ def find_batches(output: str) -> list[str]:
 
 def _clip(fields: dict[str, Any]) -> BatchClip:
     rest = dict(fields)
-    job = ClipJob(**rest.pop("job"))
+    job = ClipJob.from_json(rest.pop("job"))
     return BatchClip(
         job=job,
         priority=rest["priority"],
@@ -193,10 +193,10 @@ def _fixed(info: dict[str, Any]) -> dict[str, Any]:
     clips = {}
     for clip in info["clips"]:
         settings = {key: value for key, value in clip.items() if key != "cost"}
-        clips[clip["job"]["clip"]] = settings | settings.pop("job")
-    # The first batches were begun before a manifest had any.
-    attention = info["manifest"].get("attention")
-    return {"model": info["model"], "attention": attention, "clips": clips}
+        # Jobs of the first batches had no attention: theirs was dense.
+        job = {"attention": None} | settings.pop("job")
+        clips[job["clip"]] = settings | job
+    return {"model": info["model"], "clips": clips}
 
 
 def versions() -> dict[str, str]:
@@ -211,13 +211,18 @@ def versions() -> dict[str, str]:
 
 
 def _refuse_changes(batch: Batch, info: dict[str, Any]) -> None:
-    if batch.info.get("hash") == info["hash"]:
-        return
     old, new = _fixed(batch.info), _fixed(info)
     lines = [f"  {line}" for line in _differences(old, new)]
+    if not lines:
+        return
     shown = lines[:_MOST_DIFFERENCES]
     if len(lines) > len(shown):
         shown.append(f"  and {len(lines) - len(shown)} more")
+    if any(".attention: null ->" in line for line in lines):
+        shown.append(
+            "A clip whose attention is null there was begun dense, as all were in "
+            "earlier versions: `attention: {kinds: dense}` goes on with it."
+        )
     raise RequestError(
         f"batch {batch.name} at {batch.uri} was begun with another manifest "
         "(there -> now):\n" + "\n".join(shown) + "\nGive the changed manifest "

@@ -4,22 +4,18 @@ Exit status: 0 done; 1 some clips failed; 2 the request is wrong; 130 interrupte
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeline.bench import commands
+from pipeline.console import console
 from pipeline.errors import RequestError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from pipeline.plan import Plan
-
-# Where output goes to a file or a pipe: room for a table with its paths.
-_FILE_COLUMNS = 160
 
 app = typer.Typer(
     help="Renders batches of video clips from a manifest, on one machine or many.",
@@ -28,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(commands.app, name="bench")
 
 _Manifest = Annotated[Path, typer.Argument(help="The manifest: a YAML or JSON file.")]
 _Output = Annotated[
@@ -51,7 +48,7 @@ def render(manifest: _Manifest, output: _Output = None) -> None:
     require_weights(plan.model)
     from pipeline.run import render
 
-    raise typer.Exit(render(plan, console=_console()))
+    raise typer.Exit(render(plan, console=console()))
 
 
 @app.command()
@@ -79,7 +76,7 @@ def status(
     """Show how far a batch is, from its folder alone."""
     from pipeline.status import show
 
-    code = show(output, as_json=as_json, watch=watch, console=_console())
+    code = show(output, as_json=as_json, watch=watch, console=console())
     raise typer.Exit(code)
 
 
@@ -91,7 +88,7 @@ def retry(
     """Put failed clips back, for the next render."""
     from pipeline.status import retry
 
-    raise typer.Exit(retry(output, clip=clip, console=_console()))
+    raise typer.Exit(retry(output, clip=clip, console=console()))
 
 
 @app.command()
@@ -130,7 +127,7 @@ def doctor() -> None:
     from pipeline.doctor import examine, report
 
     checks = examine(Path())
-    _console().print(report(checks))
+    console().print(report(checks))
     raise typer.Exit(int(any(check.ok is False for check in checks)))
 
 
@@ -146,14 +143,10 @@ def main() -> None:
 
 
 def _plan(manifest: Path, output: str | None) -> "Plan":
-    from pipeline.manifest import load_manifest
+    from pipeline.document import read_document
+    from pipeline.manifest import check_manifest
     from pipeline.plan import make_plan
 
-    return make_plan(load_manifest(manifest), output, folder=manifest.parent)
-
-
-def _console() -> "Console":
-    from rich.console import Console
-
-    free = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if free else _FILE_COLUMNS)
+    document = read_document(manifest)
+    checked = check_manifest(document)
+    return make_plan(checked, output, folder=manifest.parent, document=document)

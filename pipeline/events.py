@@ -15,6 +15,7 @@ from typing import Any
 from pipeline import names
 from pipeline.errors import RequestError
 from pipeline.store import Exists, Missing, Store
+from workers.output import HeadWork
 
 _VERSION = 1
 # Every event there is, and the fields that it must have.
@@ -102,6 +103,8 @@ class ClipStatus:
         retryable: Whether running the batch again tries it again.
         checkpoints: Data of the checkpoint events that count, oldest first.
         text: Data of the newest text event that counts, empty where there is none.
+        attention: What attention's heads did in these steps; None where it was dense
+            throughout, or no step is done.
         engine: What the newest `started` event tells of model and machine.
         updated: Time of the newest event, "" where there is none.
         epoch: Epoch of the newest event that counts, 0 where there is none.
@@ -120,6 +123,7 @@ class ClipStatus:
     retryable: bool = False
     checkpoints: tuple[dict[str, Any], ...] = ()
     text: dict[str, Any] = dataclasses.field(default_factory=dict)
+    attention: HeadWork | None = None
     engine: dict[str, Any] = dataclasses.field(default_factory=dict)
     updated: str = ""
     epoch: int = 0
@@ -131,7 +135,7 @@ def clip_state(events: Sequence[Event]) -> ClipStatus:
     fields: dict[str, Any] = {}
     epoch = 0
     text: dict[str, Any] = {}
-    steps: list[tuple[int, float]] = []
+    steps: list[dict[str, Any]] = []
     checkpoints: list[dict[str, Any]] = []
     seconds: dict[str, float] = {}
     for event in events:
@@ -145,13 +149,13 @@ def clip_state(events: Sequence[Event]) -> ClipStatus:
             case "started":
                 fields |= {"state": "rendering", "engine": data.get("engine", {})}
                 resumed = data["resumed_from"]
-                steps = [s for s in steps if s[0] <= resumed]
+                steps = [s for s in steps if s["step"] <= resumed]
                 checkpoints = [c for c in checkpoints if c["step"] <= resumed]
                 seconds = {}
             case "text":
                 text = data
             case "step":
-                steps.append((data["step"], data["seconds"]))
+                steps.append(data)
                 fields["steps"] = data["of"]
             case "checkpoint":
                 checkpoints.append(data)
@@ -175,8 +179,11 @@ def clip_state(events: Sequence[Event]) -> ClipStatus:
     if fields.get("state") != "failed":
         fields |= {"reason": "", "stage": "", "retryable": False}
     if steps:
-        seconds = {"denoise": sum(s for _, s in steps)} | seconds
-        fields["step"] = steps[-1][0]
+        seconds = {"denoise": sum(s["seconds"] for s in steps)} | seconds
+        fields["step"] = steps[-1]["step"]
+        # The first batches' steps say nothing of attention.
+        works = [HeadWork(**s["attention"]) for s in steps if s.get("attention")]
+        fields["attention"] = sum(works[1:], works[0]) if works else None
     if text:
         seconds = {"text": text["seconds"]} | seconds
     return ClipStatus(

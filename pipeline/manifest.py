@@ -5,6 +5,7 @@
     model: demo                       # a preset of configs/models, or a local folder
     output: ./renders
     defaults: {size: 128x128, frames: 81, fps: 16, steps: 20, guidance: 3.0}
+    attention: {kinds: auto, density: 0.38, dense_steps: 0.2, dense_layers: 1}
     encode: {codec: h264, crf: 18}
     clips:
       - {id: opening, prompt: "a red circle moving left", seed: 7}
@@ -31,6 +32,9 @@ MOST_PIXELS = 8192
 MOST_FRAMES = 4093
 # The noise's key has 32 bits; jax would cut a larger seed without a word.
 MOST_SEED = 2**32 - 1
+
+# A side of a tile: matrix units take multiples of 16 (GPUs) or of more (TPUs).
+LEAST_TILE, MOST_TILE = 16, 8192
 
 _SIZE = re.compile(r"([0-9]{1,9})x([0-9]{1,9})")
 _FPS = re.compile(r"([0-9]{1,6})(?:/([0-9]{1,4}))?")
@@ -112,13 +116,25 @@ def _check_version(number: int) -> int:
     return number
 
 
-def _check_attention(value: Any) -> Any:
-    if value not in ({}, {"kinds": "dense"}):
+def parse_tile(text: str) -> tuple[int, int]:
+    """Returns the queries and keys of a tile that "64x64" says.
+
+    Raises:
+        ValueError: It says none, or sides that no hardware takes.
+    """
+    match = _SIZE.fullmatch(text)
+    sides = (int(match[1]), int(match[2])) if match else ()
+    if not sides or any(n % 16 or not LEAST_TILE <= n <= MOST_TILE for n in sides):
         raise ValueError(
-            "this version has dense attention only; leave `attention` out, or give "
-            "{kinds: dense}"
+            f"{shorten(repr(text))} is no tile; give QUERIESxKEYS, multiples of "
+            f"16 from {LEAST_TILE} to {MOST_TILE}, as 64x64"
         )
-    return value
+    return sides
+
+
+def _check_tile(text: str) -> str:
+    queries, keys = parse_tile(text)
+    return f"{queries}x{keys}"
 
 
 _NAME_FIELD = Field(
@@ -200,9 +216,48 @@ class Clip(Settings):
 
 
 class Attention(Checked):
-    """How attention is computed."""
+    """How attention is computed.
 
-    kinds: Literal["dense"] = Field(default="dense", description="dense")
+    What is not said of density and tile is chosen for each clip by the plan.
+    """
+
+    kinds: Literal["auto", "dense"] = Field(
+        default="auto",
+        description="auto (heads are profiled while rendering) or dense",
+    )
+    density: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="a number over 0, up to 1: the share of tiles that a sparse head "
+        "may compute",
+    )
+    dense_steps: float = Field(
+        default=0.2,
+        ge=0,
+        le=1,
+        description="a number from 0 to 1: the share of first steps that are dense",
+    )
+    dense_layers: int = Field(
+        default=1,
+        ge=0,
+        le=1000,
+        description="a whole number from 0 to 1000: the first layers that are dense",
+    )
+    tolerance: float = Field(
+        default=0.15,
+        ge=0,
+        le=1000,
+        description="a number from 0 to 1000: the largest relative error of a head "
+        "that is sparse",
+    )
+    tile: Annotated[str, AfterValidator(_check_tile)] | None = Field(
+        default=None, description="QUERIESxKEYS, as 64x64"
+    )
+    rounding: Literal["tile", "exact"] = Field(
+        default="tile",
+        description="tile (whole tiles) or exact (masked within them)",
+    )
 
 
 class Encode(Checked):
@@ -231,8 +286,8 @@ class Manifest(Checked):
     defaults: Settings = Field(
         default=Settings(), description="a mapping of settings that clips share"
     )
-    attention: Annotated[Attention, BeforeValidator(_check_attention)] = Field(
-        default=Attention(), description="{kinds: dense}"
+    attention: Attention = Field(
+        default=Attention(), description="a mapping with kinds: auto or dense"
     )
     encode: Encode = Field(default=Encode(), description="{codec: h264, crf: 18}")
     clips: list[Clip] = Field(
@@ -253,12 +308,16 @@ class Manifest(Checked):
 
 
 def load_manifest(path: Path) -> Manifest:
-    """Reads and checks a manifest.
+    """Reads and checks a manifest; raises as `check_manifest` and `read_document`."""
+    return check_manifest(read_document(path))
+
+
+def check_manifest(document: Document) -> Manifest:
+    """Returns a document as a manifest.
 
     Raises:
-        RequestError: It cannot be read or is wrong; names file, line, field, remedy.
+        RequestError: It is none; names file, line, field, remedy.
     """
-    document = read_document(path)
     return check(document, Manifest, list(_repeated_ids(document)))
 
 

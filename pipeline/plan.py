@@ -1,23 +1,36 @@
 """The plan: what a manifest comes to, before anything starts."""
 
 import dataclasses
+import functools
+import math
 import os
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline import names
+from pipeline.document import Document, Fault
 from pipeline.errors import RequestError
-from pipeline.manifest import Clip, Encode, Manifest, parse_size
+from pipeline.manifest import Attention, Clip, Encode, Manifest, parse_size, parse_tile
 from pipeline.models import ModelLocation, Shape, find_model, missing_weights
-from workers.job import ClipJob
+from pipeline.schema import faults_error
+from workers.job import ClipJob, SparseAttention
+
+if TYPE_CHECKING:
+    from kernels.tiles import TileTable
 
 DEFAULT_OUTPUT = "renders"
+# Where a manifest says none. Of 81 frames, the first one takes 0.09 and a tile's width
+# along the diagonal some 0.05; the rest is the band's.
+DEFAULT_DENSITY = 0.38
+# Kernels hold a list of the tiles: 4,096 along each side, far beyond any useful tile.
+MOST_TILES = 2**24
 
 _HEADINGS = (
     *("clip", "size", "frames", "fps"),
     *("latents", "tokens", "windows", "steps", "PFLOP"),
 )
+_TILE_HEADINGS = ("clip", "tile", "density", "achieved", "band", "tiles", "of all")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +44,10 @@ class PlannedClip:
         latent_frames: Latent frames that are denoised.
         tokens: Tokens of the transformer, over all latent frames.
         windows: Runs of latent frames that are denoised by themselves.
-        cost: Work of its denoising, in TFLOP.
+        cost: Work of its denoising, in TFLOP: an estimate before heads are profiled,
+            which takes all heads for sparse where they may be.
+        table: The tiles of its sparse heads; None where all heads are dense.
+        unfit: Why it is dense though the manifest leaves that open, else "".
         encode: How its video is encoded.
     """
 
@@ -42,6 +58,8 @@ class PlannedClip:
     tokens: int
     windows: int
     cost: float
+    table: "TileTable | None"
+    unfit: str
     encode: Encode
 
 
@@ -66,7 +84,10 @@ class Plan:
 
 
 def make_plan(
-    manifest: Manifest, output: str | None = None, folder: Path = Path()
+    manifest: Manifest,
+    output: str | None = None,
+    folder: Path = Path(),
+    document: Document | None = None,
 ) -> Plan:
     """Plans a manifest.
 
@@ -75,15 +96,17 @@ def make_plan(
         output: Where the batch's folder goes, instead of what the manifest says; a
             relative path counts from the current folder.
         folder: The manifest's own folder, from which its relative paths count.
+        document: What the manifest was read from, for errors to name its lines.
 
     Raises:
-        RequestError: There is no such model, or the output is of an unknown kind.
+        RequestError: There is no such model, the output is of an unknown kind, or
+            clips cannot have the density that the manifest gives.
     """
     model = find_model(manifest.model, folder)
     understood = manifest.understood(model.settings)
-    clips = [
-        _plan_clip(clip, understood.encode, model.shape) for clip in understood.clips
-    ]
+    clips = [_plan_clip(clip, understood, model.shape) for clip in understood.clips]
+    if understood.attention.density is not None:
+        _refuse_unfit(clips, document)
     clips.sort(key=lambda clip: (-clip.priority, -clip.cost))
     return Plan(
         batch=manifest.batch,
@@ -92,6 +115,29 @@ def make_plan(
         output=_output(manifest, output, folder),
         clips=clips,
     )
+
+
+def _refuse_unfit(clips: list[PlannedClip], document: Document | None) -> None:
+    """Refuses a density that the manifest gives and clips cannot have."""
+    unfit = {
+        index: f"{clip.job.clip}: {clip.unfit}; give what it can have, or leave "
+        "`density` out to have such clips dense"
+        for index, clip in enumerate(clips)
+        if clip.unfit
+    }
+    if unfit and document is None:
+        raise RequestError("\n".join(f"clip {words}" for words in unfit.values()))
+    if unfit and document is not None:
+        place = ("attention", "density")
+        faults = [
+            Fault(
+                document.line(place),
+                place,
+                f"clip on line {document.line(('clips', index))}, {words}",
+            )
+            for index, words in unfit.items()
+        ]
+        raise faults_error(document, faults)
 
 
 def _output(manifest: Manifest, output: str | None, folder: Path) -> str:
@@ -122,6 +168,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "clips": [
             {
                 **dataclasses.asdict(clip.job),
+                "tiles": _tiles_json(clip),
                 "priority": clip.priority,
                 "fps": str(clip.fps),
                 "crop": {
@@ -140,19 +187,36 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _tiles_json(clip: PlannedClip) -> dict[str, Any]:
+    """Returns what a sparse head of a clip computes, or why there is none."""
+    if clip.table is None:
+        return {"dense": clip.unfit or "as the manifest says"}
+    return {
+        "density": clip.table.density,
+        "computed": clip.table.tiles,
+        "all": clip.table.all_tiles,
+    }
+
+
 def plan_table(plan: Plan) -> str:
     """Returns a plan as a person is shown it: as wide as it is, nothing cut off."""
     root = f"{plan.output}/{plan.batch}"
-    rows = [_HEADINGS, *(row for clip in plan.clips for row in _rows(clip))]
-    widths = [max(len(row[n]) for row in rows) for n in range(len(_HEADINGS))]
     count = f"{len(plan.clips)} clip{'s' * (len(plan.clips) != 1)}"
     lines = [f"Batch {plan.batch}: {count}, in this order", ""]
-    for row in rows:
-        # Names and sizes stand left, numbers right.
-        left = [row[n].ljust(widths[n]) for n in range(2)]
-        right = [row[n].rjust(widths[n]) for n in range(2, len(row))]
-        lines.append("  ".join(left + right).rstrip())
-    lines.append("")
+    rows = [_HEADINGS, *(row for clip in plan.clips for row in _rows(clip))]
+    lines += [*_aligned(rows), ""]
+    if tiles := [_tile_row(clip) for clip in plan.clips if clip.table]:
+        tolerance = plan.manifest.attention.tolerance
+        lines += [
+            "Tiles that a sparse head computes. PFLOP above count these, and are an "
+            "estimate:",
+            "heads are profiled while rendering, and those whose error is over "
+            f"{tolerance:g} are",
+            "dense and cost more.",
+            "",
+            *_aligned([_TILE_HEADINGS, *tiles]),
+            "",
+        ]
     lines += [note for clip in plan.clips for note in _notes(clip, plan.model)]
     lines += [
         f"Model {plan.model.name}: {plan.model.path}",
@@ -162,6 +226,31 @@ def plan_table(plan: Plan) -> str:
     if missing := missing_weights(plan.model):
         lines.append(f"The model is not whole: {missing}")
     return "\n".join(lines)
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    """Returns a table's lines: the first two columns stand left, numbers right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        left = [row[n].ljust(widths[n]) for n in range(2)]
+        right = [row[n].rjust(widths[n]) for n in range(2, len(row))]
+        lines.append("  ".join(left + right).rstrip())
+    return lines
+
+
+def _tile_row(clip: PlannedClip) -> tuple[str, ...]:
+    table, attention = clip.table, clip.job.attention
+    assert table is not None and attention is not None
+    return (
+        clip.job.clip,
+        str(table.tile),
+        f"{attention.density:g}",
+        f"{table.density:.3f}",
+        f"{table.band:,}",
+        f"{table.tiles:,}",
+        f"{table.all_tiles:,}",
+    )
 
 
 def _rows(clip: PlannedClip) -> list[tuple[str, ...]]:
@@ -194,6 +283,8 @@ def _count(number: float) -> str:
 def _notes(clip: PlannedClip, model: ModelLocation) -> list[str]:
     """Returns in words what a clip's render has beyond what was asked for."""
     job, notes = clip.job, []
+    if clip.unfit:
+        notes.append(f"{job.clip}: dense, since {clip.unfit}")
     across, down = job.render_width - job.width, job.render_height - job.height
     if across or down:
         notes.append(
@@ -216,7 +307,59 @@ def next_multiple(number: int, of: int) -> int:
     return -(-number // of) * of
 
 
-def _plan_clip(clip: Clip, encode: Encode, shape: Shape) -> PlannedClip:
+def default_tile(tokens: int) -> tuple[int, int]:
+    """Returns the queries and keys of a clip's tiles where a manifest says none.
+
+    Large tiles keep a TPU's matrix units fed; in short clips they would leave nothing
+    to skip.
+    """
+    return (2048, 2048) if tokens >= 16_384 else (64, 64)
+
+
+@functools.cache
+def _tiles(
+    density: float | None,
+    tile: str | None,
+    rounding: Literal["tile", "exact"],
+    frames: int,
+    positions: int,
+) -> "TileTable":
+    """Returns the tiles of a clip's sparse heads.
+
+    Raises:
+        ValueError: The clip cannot have the density; names the least.
+    """
+    # Only here: it imports jax, which takes a second.
+    from kernels.tiles import TileShape, TileTable, TokenGrid
+
+    grid = TokenGrid(frames, positions)
+    shape = TileShape(*(parse_tile(tile) if tile else default_tile(grid.tokens)))
+    if (found := TileTable(grid, shape, 0).all_tiles) > MOST_TILES:
+        raise ValueError(
+            f"{grid.tokens:,} tokens are {found:,} tiles of {shape}, and the most are "
+            f"{MOST_TILES:,}"
+        )
+    return TileTable.within(density or DEFAULT_DENSITY, grid, shape, rounding)
+
+
+def _sparse(
+    settings: Attention, table: "TileTable", steps: int, layers: int
+) -> SparseAttention:
+    """Returns how a clip's heads attend, of its steps and the model's layers."""
+    return SparseAttention(
+        band=table.band,
+        tile=(table.tile.queries, table.tile.keys),
+        rounding=table.rounding,
+        density=settings.density or DEFAULT_DENSITY,
+        achieved=table.density,
+        # As it is written: 0.1 of 30 steps are 3, and in floats a bit more.
+        dense_steps=math.ceil(Fraction(str(settings.dense_steps)) * steps),
+        dense_layers=min(settings.dense_layers, layers),
+        tolerance=settings.tolerance,
+    )
+
+
+def _plan_clip(clip: Clip, manifest: Manifest, shape: Shape) -> PlannedClip:
     settings: dict[str, Any] = dict(clip)
     width, height = parse_size(settings["size"])
     render_width = next_multiple(width, shape.pixels)
@@ -227,6 +370,17 @@ def _plan_clip(clip: Clip, encode: Encode, shape: Shape) -> PlannedClip:
     per_frame = (render_width // shape.pixels) * (render_height // shape.pixels)
     tokens = latent_frames * per_frame
     branches = 2 if settings["guidance"] > 1 else 1
+    steps = settings["steps"]
+    table, attention, unfit = None, None, ""
+    said = manifest.attention
+    if said.kinds == "auto":
+        try:
+            table = _tiles(
+                said.density, said.tile, said.rounding, latent_frames, per_frame
+            )
+            attention = _sparse(said, table, steps, shape.layers)
+        except ValueError as error:
+            unfit = str(error)
     job = ClipJob(
         clip=clip.id,
         prompt=clip.prompt,
@@ -238,10 +392,11 @@ def _plan_clip(clip: Clip, encode: Encode, shape: Shape) -> PlannedClip:
         render_width=render_width,
         render_height=render_height,
         render_frames=render_frames,
-        steps=settings["steps"],
+        steps=steps,
         guidance=settings["guidance"],
         flow_shift=settings["flow_shift"],
         sampler=settings["sampler"],
+        attention=attention,
     )
     return PlannedClip(
         job=job,
@@ -250,18 +405,37 @@ def _plan_clip(clip: Clip, encode: Encode, shape: Shape) -> PlannedClip:
         latent_frames=latent_frames,
         tokens=tokens,
         windows=1,
-        cost=forward_tflop(shape, tokens) * branches * job.steps,
-        encode=encode,
+        cost=branches * _denoise_tflop(shape, tokens, steps, attention),
+        table=table,
+        unfit=unfit,
+        encode=manifest.encode,
     )
 
 
-def forward_tflop(shape: Shape, tokens: int) -> float:
+def _denoise_tflop(
+    shape: Shape, tokens: int, steps: int, attention: SparseAttention | None
+) -> float:
+    """Returns the work of all steps of one branch, in TFLOP."""
+    dense = forward_tflop(shape, tokens)
+    if attention is None:
+        return dense * steps
+    sparse_layers = shape.layers - attention.dense_layers
+    sparse = forward_tflop(shape, tokens, sparse_layers * (1 - attention.achieved))
+    return dense * attention.dense_steps + sparse * (steps - attention.dense_steps)
+
+
+def forward_tflop(shape: Shape, tokens: int, skipped: float = 0.0) -> float:
     """Returns the work of one forward of the transformer, in TFLOP.
 
     Counted are, for each block, the products of self-attention over all pairs of
     tokens, and the linear layers on the tokens: four of self-attention, two of
     cross-attention, two feed-forward.
+
+    Args:
+        shape: The model's size.
+        tokens: Tokens of the clip.
+        skipped: How many layers' worth of self-attention is skipped.
     """
-    attention = 4 * tokens**2 * shape.dim
+    attention = 4 * tokens**2 * shape.dim * (shape.layers - skipped)
     linear = 2 * tokens * (6 * shape.dim**2 + 2 * shape.dim * shape.ffn_dim)
-    return (attention + linear) * shape.layers / 1e12
+    return (attention + linear * shape.layers) / 1e12

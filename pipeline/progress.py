@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
+from pipeline.attention import percent, skipped
 from pipeline.batch import BatchClip
 from pipeline.events import ClipStatus
 
@@ -319,7 +320,9 @@ def summary(clip: str, status: ClipStatus) -> str:
         for phase in _PHASES
         if phase in status.seconds
     )
-    return f"{clip}: done, {status.frames} frames ({spent}): {status.video}"
+    work = status.attention
+    sparse = f", {percent(skipped(work))} of tiles skipped" if work else ""
+    return f"{clip}: done, {status.frames} frames ({spent}){sparse}: {status.video}"
 
 
 def duration(seconds: float) -> str:

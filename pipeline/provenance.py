@@ -5,10 +5,12 @@ import hashlib
 import json
 from typing import Any
 
+from pipeline.attention import shares
 from pipeline.batch import Batch, BatchClip, versions
 from pipeline.events import ClipStatus
 from pipeline.ffmpeg import find_ffmpeg
 from pipeline.store import checksum
+from workers.output import HeadWork
 
 _VERSION = 1
 # The IPTC's name for media made by a trained model, which editors and archives read:
@@ -52,6 +54,7 @@ def provenance(
         "negative_prompt": negative_prompt,
         "seed": seed,
         "settings": settings,
+        "attention": _attention(status.attention),
         "files": {key: _digests(data) for key, data in files.items()},
         "shards": list(status.shards),
         "seconds": seconds,
@@ -59,6 +62,17 @@ def provenance(
         "stitched_with": versions() | {"ffmpeg": find_ffmpeg().version},
     }
     return json.dumps(fields, indent=1, ensure_ascii=False).encode() + b"\n"
+
+
+def _attention(work: HeadWork | None) -> dict[str, Any]:
+    """Returns what attention's heads did; what was planned is in the settings."""
+    if work is None:
+        return {"kinds": {"dense": 1.0}}
+    return {
+        "tiles_computed": work.tiles,
+        "tiles": work.all_tiles,
+        "kinds": {kind: round(share, 4) for kind, share in shares(work).items()},
+    }
 
 
 def speaks_of(provenance: bytes, files: dict[str, bytes]) -> bool:

@@ -1,5 +1,6 @@
 """One clip on one slice, from its prompt or its checkpoint to frames in the store."""
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ from pipeline.output import StoreOutput
 from pipeline.progress import Progress
 from pipeline.store import Missing, StoreError, checksum
 from pipeline.verify import DamagedFrames, list_frames, read_frames
-from workers.output import Decoded, Written
+from workers.output import Advanced, Decoded, Written
 
 # A call to a host cannot be interrupted: it is sized to take about this long.
 CALL_SECONDS = 3.0
@@ -166,11 +167,18 @@ class ClipRenderer:
         while step < job.steps:
             self._check()
             count = pace.next(job.steps - step)
-            seconds = slice_.call("advance", count)
+            done: Advanced = slice_.call("advance", count)
+            seconds = done.seconds
             pace.took(seconds)
             step += count
             since += seconds
-            self._append("step", step=step, of=job.steps, seconds=round(seconds, 3))
+            self._append(
+                "step",
+                step=step,
+                of=job.steps,
+                seconds=round(seconds, 3),
+                attention=done.attention and dataclasses.asdict(done.attention),
+            )
             self._progress.steps(self._id, step, count, seconds)
             due = since >= max(CHECKPOINT_SECONDS, cost / CHECKPOINT_SHARE)
             if due or step == job.steps:

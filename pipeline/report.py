@@ -8,6 +8,7 @@ from typing import Any
 import jinja2
 
 from pipeline import names
+from pipeline.attention import setting_words, work_words
 from pipeline.batch import Batch, BatchClip, versions
 from pipeline.events import ClipStatus, EventError
 from pipeline.progress import duration
@@ -69,6 +70,7 @@ def render_page(batch: Batch) -> str:
         clips=clips,
         counts=_counts(clips),
         phases=_phases([clip["status"] for clip in clips]),
+        attention=_attention([clip["status"] for clip in clips]),
         footage=sum(clip["length"] for clip in clips if clip["video"]),
         engine=next((c["engine"] for c in clips if c["engine"]), {}),
         version=versions().get("tilereel", ""),
@@ -102,6 +104,7 @@ def _clip(batch: Batch, entry: BatchClip, there: set[str]) -> dict[str, Any]:
         "sheet": sheet if status.state == "stitched" and sheet in there else "",
         "provenance": names.provenance(job.clip),
         "phases": _phases([status]),
+        "attention": _attention([status]),
         "engine": status.engine,
         "settings": _settings(entry),
     }
@@ -122,6 +125,7 @@ def _settings(entry: BatchClip) -> dict[str, str]:
         "Steps": f"{job.steps}, {job.sampler}",
         "Guidance": f"{job.guidance:g}",
         "Flow shift": f"{job.flow_shift:g}",
+        "Attention": setting_words(job.attention),
         "Negative prompt": job.negative_prompt or "none",
         "Encoding": f"{entry.encode['codec']}, crf {entry.encode['crf']}",
     }
@@ -135,6 +139,18 @@ def _phases(statuses: list[ClipStatus]) -> list[tuple[str, float, float]]:
     }
     whole = sum(seconds.values())
     return [(p, s, 100 * s / whole) for p, s in seconds.items() if s > 0]
+
+
+def _attention(statuses: list[ClipStatus]) -> str:
+    """Returns in words what attention's heads did, clips taken together."""
+    begun = [status for status in statuses if status.step]
+    works = [status.attention for status in begun if status.attention]
+    if not works:
+        return "dense, no tile skipped" if begun else ""
+    words = work_words(sum(works[1:], works[0]))
+    if dense := len(begun) - len(works):
+        words += f"; beside {dense} clip{'s' * (dense != 1)} dense throughout"
+    return words
 
 
 def _counts(clips: list[dict[str, Any]]) -> list[tuple[str, str]]:

@@ -72,7 +72,12 @@ def check(document: Document, model: type[M], more: list[Fault] | None = None) -
     else:
         if not faults:
             return checked
-    raise RequestError("\n".join(_lines(document, faults)))
+    raise faults_error(document, faults)
+
+
+def faults_error(document: Document, faults: list[Fault]) -> RequestError:
+    """Returns the error that lists faults with file, line, field and remedy."""
+    return RequestError("\n".join(_lines(document, faults)))
 
 
 def field_name(place: Place) -> str:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline import names
+from pipeline.attention import percent, skipped
 from pipeline.batch import Batch, find_batches
 from pipeline.errors import RequestError
 from pipeline.events import ClipStatus, Superseded
@@ -227,6 +228,7 @@ def _table(status: BatchStatus) -> Table:
     table.add_column("clip", overflow="fold", min_width=8)
     table.add_column("state", min_width=8)
     table.add_column("frames", justify="right")
+    table.add_column("tiles skipped", justify="right")
     for phase in _PHASES:
         table.add_column(phase, justify="right", no_wrap=True)
     table.add_column("video", overflow="fold", min_width=5)
@@ -236,6 +238,7 @@ def _table(status: BatchStatus) -> Table:
             clip,
             Text(_state(found, status.running), style=_STYLES.get(found.state, "")),
             str(found.frames or ""),
+            percent(skipped(found.attention)) if found.attention else "",
             *("" if s is None else duration(s) for s in seconds),
             found.video,
         )

@@ -12,11 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from kernels import profiling
+from kernels.tiles import HeadKind, TileShape, TileTable, TokenGrid
 from workers import checkpoint, samplers
 from workers.job import ClipJob
 from workers.models import text_encoder, transformer, vae
 from workers.models.params import nest
 from workers.models.tokenizer import Tokenizer
+from workers.output import HeadWork
 from workers.samplers import SamplerState
 
 TEXT_LENGTH = (
@@ -70,24 +73,65 @@ def denoise_step(
     timestep: Float[Array, ""],
     row: Float[Array, "9"],
     guidance: Float[Array, ""],
+    attention: transformer.SparseStep | None = None,
     *,
     config: transformer.TransformerConfig,
-) -> tuple[SamplerState, Array]:
+) -> tuple[SamplerState, Array, transformer.HeadStats | None]:
     """One denoising step of one clip.
 
     With two branches of text, the velocity is that of the second (negative prompt)
     plus `guidance` times the difference to it (https://arxiv.org/abs/2207.12598).
 
     Returns:
-        The next state, and whether all its latents are finite.
+        The next state, whether all its latents are finite, and what the heads did.
     """
     branches = text.shape[0]
     latents = jnp.broadcast_to(state.sample, (branches, *state.sample.shape))
     timesteps = jnp.broadcast_to(timestep, (branches,))
-    velocity = transformer.forward(params, config, latents, timesteps, text)
+    velocity, stats = transformer.forward(
+        params, config, latents, timesteps, text, attention
+    )
     guided = velocity[-1] + guidance * (velocity[0] - velocity[-1])
     following = samplers.update(state, guided, row)
-    return following, jnp.isfinite(following.sample).all()
+    return following, jnp.isfinite(following.sample).all(), stats
+
+
+def _sparse_step(
+    job: ClipJob, table: TileTable | None, step: int
+) -> transformer.SparseStep | None:
+    """How a step goes through tiles: a function of the job and the step alone.
+
+    So a clip that goes on from a checkpoint has the same heads as one that was not
+    stopped.
+    """
+    attention = job.attention
+    if attention is None or table is None:
+        return None
+    key = jax.random.fold_in(jax.random.key(job.seed), step)
+    return transformer.SparseStep(
+        table=table,
+        tolerance=attention.tolerance,
+        dense_layers=attention.dense_layers,
+        dense=jnp.asarray(step < attention.dense_steps),
+        rows=profiling.sample(key, table.grid.tokens, attention.samples),
+    )
+
+
+def _head_work(table: TileTable, stats: transformer.HeadStats) -> HeadWork:
+    """What the heads of one step did."""
+    kinds = np.bincount(np.asarray(stats.kinds).ravel(), minlength=len(HeadKind))
+    spatial, temporal, dense = kinds.tolist()
+    profiled = int((~np.isnan(stats.errors).all(-1)).sum())
+    on_tpu = jax.default_backend() == "tpu"
+    return HeadWork(
+        tiles=(spatial + temporal) * table.tiles + dense * table.all_tiles,
+        all_tiles=(spatial + temporal + dense) * table.all_tiles,
+        spatial=spatial,
+        temporal=temporal,
+        dense=dense,
+        profiled=profiled,
+        online=int(np.sum(stats.online)) if on_tpu else None,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,8 +293,24 @@ class Denoiser:
             sampler=samplers.initial_state(jnp.asarray(noise, jnp.float32)),
         )
 
-    def advance(self, state: ClipState, steps: int) -> ClipState:
+    def tile_table(self, job: ClipJob) -> TileTable | None:
+        """The tiles of a clip's sparse heads; None for a clip that is dense."""
+        attention = job.attention
+        if attention is None:
+            return None
+        frames, height, width, _ = self.latent_shape(job)
+        pt, ph, pw = self._denoiser.config.patch_size
+        grid = TokenGrid(frames // pt, (height // ph) * (width // pw))
+        tile = TileShape(*attention.tile)
+        return TileTable(grid, tile, attention.band, attention.rounding)
+
+    def advance(
+        self, state: ClipState, steps: int
+    ) -> tuple[ClipState, HeadWork | None]:
         """Takes up to `steps` denoising steps, no further than the clip's last.
+
+        Returns:
+            The clip after them, and what attention's heads did; None of a dense clip.
 
         Raises:
             NumericalError: latents are not finite; names the step.
@@ -258,15 +318,18 @@ class Denoiser:
         job = state.job
         schedule = samplers.make_schedule(job.sampler, job.steps, job.flow_shift)
         sampler = state.sampler
+        table = self.tile_table(job)
+        work = None
         last = min(job.steps, state.step + steps)
         for step in range(state.step, last):
-            sampler, finite = denoise_step(
+            sampler, finite, stats = denoise_step(
                 self._denoiser.params,
                 sampler,
                 state.text,
                 schedule.timesteps[step],
                 schedule.rows[step],
                 np.float32(job.guidance),
+                _sparse_step(job, table, step),
                 config=self._denoiser.config,
             )
             if not finite:
@@ -274,7 +337,10 @@ class Denoiser:
                     f"the latents are not finite after step {step + 1} of {job.steps}; "
                     "the checkpoint or its dtype is at fault, not the prompt"
                 )
-        return dataclasses.replace(state, step=last, sampler=sampler)
+            if table is not None and stats is not None:
+                done = _head_work(table, stats)
+                work = done if work is None else work + done
+        return dataclasses.replace(state, step=last, sampler=sampler), work
 
     def decode(self, state: ClipState) -> Iterator[np.ndarray]:
         """The clip's frames in order, uint8 [height, width, 3].

@@ -19,7 +19,7 @@ from PIL import Image
 
 from workers.denoiser import ClipState, Denoiser
 from workers.job import ClipJob
-from workers.output import ClipOutput, Decoded, Written
+from workers.output import Advanced, ClipOutput, Decoded, Written
 
 # Lossless at any level. Of rendered frames, level 1 makes files about a tenth
 # larger than the default 6 in a third of the time.
@@ -69,15 +69,15 @@ class Host:
         self._open(output)
         self._state = ClipState.from_tensors(job, tensors)
 
-    def advance(self, steps: int) -> float:
-        """Does some denoising steps of the current clip and returns the seconds.
+    def advance(self, steps: int) -> Advanced:
+        """Does some denoising steps of the current clip.
 
         Raises:
             NumericalError: The latents are no longer finite; names the step.
         """
         start = time.monotonic()
-        self._state = self._model.advance(self._current, steps)
-        return time.monotonic() - start
+        self._state, attention = self._model.advance(self._current, steps)
+        return Advanced(time.monotonic() - start, attention)
 
     def checkpoint(self) -> Written:
         """Stores the current clip's state."""

@@ -55,6 +55,50 @@ class ClipOutput(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
+class HeadWork:
+    """What the heads of self-attention did, over some steps, layers and branches.
+
+    Attributes:
+        tiles: Tiles computed.
+        all_tiles: Tiles there are.
+        spatial: Heads that were SPATIAL.
+        temporal: Heads that were TEMPORAL.
+        dense: Heads that were DENSE.
+        profiled: Heads whose kind was found by profiling; the others had to be DENSE.
+        online: Heads whose softmax kept a running maximum; None where that is no
+            choice, on all but TPUs.
+    """
+
+    tiles: int
+    all_tiles: int
+    spatial: int
+    temporal: int
+    dense: int
+    profiled: int
+    online: int | None
+
+    def __add__(self, other: "HeadWork") -> "HeadWork":
+        *mine, online = dataclasses.astuple(self)
+        *theirs, more = dataclasses.astuple(other)
+        sums = (a + b for a, b in zip(mine, theirs, strict=True))
+        known = None if online is None or more is None else online + more
+        return HeadWork(*sums, online=known)
+
+
+@dataclasses.dataclass(frozen=True)
+class Advanced:
+    """What some denoising steps came to.
+
+    Attributes:
+        seconds: How long they took.
+        attention: What the heads did; None for a clip that is dense throughout.
+    """
+
+    seconds: float
+    attention: HeadWork | None
+
+
+@dataclasses.dataclass(frozen=True)
 class Decoded:
     """How far a host has decoded its clip.
 

@@ -57,7 +57,7 @@ def hits(
         text = denoiser.encode(asked)
         if zero_text:
             text = {name: np.zeros_like(x) for name, x in text.items()}
-        state = denoiser.advance(denoiser.begin(asked, text), asked.steps)
+        state, _ = denoiser.advance(denoiser.begin(asked, text), asked.steps)
         seen = score.score(np.stack(list(denoiser.decode(state))))
         if seen is not None:
             result[i] = np.array(seen) == np.array(combination)

@@ -12,6 +12,7 @@ from PIL import Image
 from pipeline import names
 from pipeline.batch import Batch
 from pipeline.store import LocalStore, Store, checksum
+from tests.pipeline.batches import work
 from workers.job import ClipJob
 
 
@@ -149,7 +150,15 @@ def decode_clip(batch: Batch, job: ClipJob, shards: int = 1, seed: int = 0) -> N
         job.clip, "started", 1, slice="slice-0", resumed_from=0, engine=engine
     )
     batch.log.append(job.clip, "text", 1, seconds=0.5, bytes=3, crc32c="0")
-    batch.log.append(job.clip, "step", 1, step=job.steps, of=job.steps, seconds=9.25)
+    batch.log.append(
+        job.clip,
+        "step",
+        1,
+        step=job.steps,
+        of=job.steps,
+        seconds=9.25,
+        attention=work(590) if job.attention else None,
+    )
     parts = np.array_split(np.arange(job.frames), shards)
     written = [
         write_shard(batch.store, job.clip, frames[part], number=n, first=int(part[0]))

@@ -126,6 +126,12 @@ def test_the_plan_is_json(tilereel, manifest, tmp_path):
             MANIFEST.format(model="demo").replace("30x28", "31x28").encode(),
             "spring.yaml:5: defaults.size: 31x28 is odd",
         ),
+        (
+            MANIFEST.format(model="demo")
+            .replace("clips:", "attention:\n  density: 0.3\nclips:")
+            .encode(),
+            "spring.yaml:7: attention.density: clip on line 9, opening: a density of",
+        ),
     ],
 )
 def test_a_wrong_request_ends_with_2_before_anything_starts(

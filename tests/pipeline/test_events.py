@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pipeline import names
 from pipeline.events import Event, EventError, EventLog, Superseded, clip_state
 from pipeline.store import LocalStore
+from tests.pipeline.batches import work
 
 
 @pytest.fixture
@@ -52,6 +53,23 @@ def test_events_are_numbered_from_one_and_read_back(store, log):
 def test_a_clip_without_events_is_queued_and_unknown(log):
     status = log.status("a")
     assert status.state == "queued" and not status.known
+
+
+def test_what_heads_did_is_that_of_the_steps_that_count(log):
+    start(log)
+    log.append("a", "step", 1, step=1, of=4, seconds=1.0, attention=None)
+    assert log.status("a").attention is None
+    for number, tiles in ((2, 600), (3, 1000)):
+        log.append(
+            "a", "step", 1, step=number, of=4, seconds=1.0, attention=work(tiles)
+        )
+    log.append("a", "started", 2, slice="slice-0", resumed_from=2)
+    log.append("a", "step", 2, step=4, of=4, seconds=1.0, attention=work(700, 4))
+    found = log.status("a").attention
+    assert (found.tiles, found.all_tiles) == (1300, 2000)
+    assert (found.spatial, found.temporal, found.dense) == (100, 40, 60)
+    # Unknown of one step, it is unknown of both.
+    assert (found.profiled, found.online) == (150, None)
 
 
 def test_the_states_follow_the_life_of_a_clip(log):

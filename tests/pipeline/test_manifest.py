@@ -28,7 +28,7 @@ WHOLE = {
     "model": "demo",
     "output": "./renders",
     "defaults": {"size": "128x128", "steps": 20, "fps": 16},
-    "attention": {"kinds": "dense"},
+    "attention": {"kinds": "auto", "density": 0.4, "tile": "128x64"},
     "encode": {"codec": "h264", "crf": 20},
     "clips": [
         {"id": "opening", "prompt": "a red circle", "seed": 7},
@@ -71,7 +71,15 @@ def test_the_least_manifest_has_defaults(tmp_path):
     manifest = load(tmp_path, least | {"clips": [{"id": "a", "prompt": "b"}]})
     assert manifest.output is None
     assert manifest.encode.model_dump() == {"codec": "h264", "crf": 18}
-    assert manifest.attention.model_dump() == {"kinds": "dense"}
+    assert manifest.attention.model_dump() == {
+        "kinds": "auto",
+        "density": None,
+        "dense_steps": 0.2,
+        "dense_layers": 1,
+        "tolerance": 0.15,
+        "tile": None,
+        "rounding": "tile",
+    }
 
 
 def test_a_clip_says_more_than_defaults_and_these_more_than_the_preset(tmp_path):
@@ -174,8 +182,20 @@ def test_whatever_settings_hold_they_are_read_or_refused(folder, settings):
         ("defaults", [], "defaults: this is not a mapping; give a mapping"),
         ("defaults", {"stpes": 4}, "defaults.stpes: unknown; did you mean steps?"),
         ("defaults", {"id": "a"}, "defaults.id: unknown; Known are size, frames"),
-        ("attention", {"kinds": "auto"}, "attention: this version has dense attention"),
-        ("attention", {"density": 0.3}, "attention: this version has dense attention"),
+        ("attention", "dense", "attention: 'dense' is not a mapping; give a mapping"),
+        ("attention", {"kind": "auto"}, "attention.kind: unknown; did you mean kinds?"),
+        ("attention", {"kinds": "sparse"}, "'sparse' is none of its values; give auto"),
+        ("attention", {"density": 0}, "density: 0 is too small; give a number over 0"),
+        ("attention", {"density": 1.1}, "attention.density: 1.1 is too large"),
+        ("attention", {"density": "0.4"}, "attention.density: '0.4' is not a number"),
+        ("attention", {"dense_steps": 10}, "dense_steps: 10 is too large; give a numb"),
+        ("attention", {"dense_layers": 0.5}, "dense_layers: 0.5 is not a whole number"),
+        ("attention", {"tolerance": -0.1}, "attention.tolerance: -0.1 is too small"),
+        ("attention", {"tile": 64}, "attention.tile: 64 is not text"),
+        ("attention", {"tile": "64"}, "tile: '64' is no tile; give QUERIESxKEYS, mult"),
+        ("attention", {"tile": "64x40"}, "attention.tile: '64x40' is no tile"),
+        ("attention", {"tile": "64x0"}, "attention.tile: '64x0' is no tile"),
+        ("attention", {"rounding": "up"}, "rounding: 'up' is none of its values; give"),
         ("encode", {"codec": "prores"}, "encode.codec: 'prores' is none of its values"),
         ("encode", {"crf": 52}, "encode.crf: 52 is too large; give a whole number"),
         ("encode", {"crf": -1}, "encode.crf: -1 is too small"),

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 from fractions import Fraction
@@ -80,6 +81,85 @@ def test_without_guidance_a_step_costs_half():
     assert plan_one(steps=10).cost * 5 == pytest.approx(plan_one(steps=50).cost)
 
 
+def plan_attention(clip, **attention):
+    return make_plan(manifest(clip, attention=attention)).clips[0]
+
+
+def planned(clip, **attention):
+    """A clip's attention, its tiles and its cost."""
+    found = plan_attention(clip, **attention)
+    assert found.job.attention is not None and found.table is not None
+    return found.job.attention, found.table, found.cost
+
+
+def test_the_tiles_are_the_widest_band_within_the_density():
+    size = {"size": "128x128", "frames": 81}
+    for rounding in ("tile", "exact"):
+        said, table, _ = planned(size, density=0.5, tile="64x32", rounding=rounding)
+        assert (said.tile, said.rounding, said.density) == ((64, 32), rounding, 0.5)
+        assert said.achieved == table.density <= 0.5
+        wider = dataclasses.replace(table, band=said.band + 1)
+        assert wider.density > 0.5
+
+
+@pytest.mark.parametrize(
+    ("share", "steps", "dense"),
+    [(0.2, 50, 10), (0.2, 4, 1), (0.1, 30, 3), (0.3, 10, 3), (0, 9, 0), (1, 9, 9)],
+)
+def test_a_share_of_dense_steps_is_rounded_up(share, steps, dense):
+    assert planned({"steps": steps}, dense_steps=share)[0].dense_steps == dense
+
+
+def test_sparse_steps_and_layers_cost_by_their_tiles():
+    shape = make_plan(manifest({})).model.shape
+    alone = {"guidance": 1.0}
+    _, table, cost = planned(alone, dense_steps=0.5, dense_layers=10)
+    dense = forward_tflop(shape, table.grid.tokens)
+    skipped = 4 * (table.grid.tokens**2) * shape.dim * 20 * (1 - table.density) / 1e12
+    sparse = dense - skipped
+    assert cost == pytest.approx(25 * dense + 25 * sparse)
+    assert plan_attention(alone, kinds="dense").cost == 50 * dense
+    assert planned(alone, dense_layers=99)[2] == 50 * dense
+
+
+def test_dense_is_dense_whatever_else_is_said():
+    clip = plan_attention({}, kinds="dense", density=0.001, tile="16x16")
+    assert (clip.job.attention, clip.table, clip.unfit) == (None, None, "")
+    text = plan_table(make_plan(manifest({}, attention={"kinds": "dense"})))
+    assert "Tiles" not in text
+
+
+@pytest.mark.parametrize(
+    ("clip", "least"), [({"frames": 1}, "1.0000"), ({"frames": 17}, "0.5200")]
+)
+def test_a_clip_that_cannot_have_the_default_density_is_dense_and_said_to_be(
+    clip, least
+):
+    plan = make_plan(manifest(clip | {"size": "128x128"}))
+    assert plan.clips[0].job.attention is None
+    assert "clip-0: dense, since a density of 0.38 is less than" in plan_table(plan)
+    assert f"; the least is {least}\n" in plan_table(plan)
+    assert f"the least is {least}" in plan_json(plan)["clips"][0]["tiles"]["dense"]
+
+
+def test_a_density_that_a_clip_cannot_have_is_refused_with_the_least():
+    clips = {"frames": 81}, {"frames": 17}, {"frames": 1}
+    sized = [clip | {"size": "128x128"} for clip in clips]
+    with pytest.raises(RequestError) as raised:
+        make_plan(manifest(*sized, attention={"density": 0.4}))
+    first, second = str(raised.value).splitlines()
+    assert first.startswith("clip clip-1: a density of 0.4 is less than")
+    assert "the least is 0.5200; give what it can have, or leave `density` out" in first
+    assert second.startswith("clip clip-2: ") and "the least is 1.0000" in second
+
+
+def test_a_clip_of_too_many_tiles_or_of_one_is_dense():
+    big = {"size": "8192x8192", "frames": 4093}
+    assert plan_attention(big).unfit.endswith("and the most are 16,777,216")
+    clip = plan_attention({"size": "128x128"}, tile="8192x8192")
+    assert clip.job.attention is None and "the least is 1.0000" in clip.unfit
+
+
 def test_a_job_holds_what_was_asked_for():
     clip = plan_one(
         prompt="b",
@@ -102,6 +182,8 @@ def test_a_job_holds_what_was_asked_for():
     assert (job.render_width, job.render_height, job.render_frames) == (32, 32, 9)
     assert (clip.fps, clip.priority) == (Fraction(24000, 1001), 3)
     assert clip.encode.crf == 18
+    # Two latent frames of four tokens are but one tile.
+    assert job.attention is None and clip.table is None
 
 
 def test_clips_are_dealt_by_priority_then_cost_then_as_they_stand():
@@ -175,8 +257,20 @@ def test_the_plan_shows_numbers_and_places():
         "75,600",
         "1",
         "50",
-        "124",
+        "72.5",
     ]
+    tiles = text.partition("Tiles that a sparse head computes")[2]
+    row = next(line for line in tiles.splitlines() if line.startswith("clip-0 "))
+    assert row.split() == [
+        "clip-0",
+        "2048x2048",
+        "0.38",
+        "0.364",
+        "10,240",
+        "499",
+        "1,369",
+    ]
+    assert "those whose error is over 0.15" in text
     assert "Videos: /abs/[out]/spring/videos/CLIP.mp4\n" in text
     assert "Report: /abs/[out]/spring/index.html\n" in text
     assert f"Model {MODEL}: {plan.model.path}\n" in text
@@ -211,6 +305,22 @@ def test_the_plan_as_json_says_all_of_it():
     assert (found["frames"], found["render_frames"]) == (80, 81)
     assert (found["tokens"], found["windows"]) == (75_600, 1)
     assert said["tflop"] == found["tflop"] > 0
+    assert found["tiles"] == {
+        "density": pytest.approx(499 / 1369),
+        "computed": 499,
+        "all": 1369,
+    }
+    assert found["attention"] == {
+        "band": 10_240,
+        "tile": [2048, 2048],
+        "rounding": "tile",
+        "density": 0.38,
+        "achieved": found["tiles"]["density"],
+        "dense_steps": 10,
+        "dense_layers": 1,
+        "tolerance": 0.15,
+        "samples": 64,
+    }
 
 
 def test_the_example_manifest_is_one():

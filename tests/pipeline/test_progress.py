@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import re
 
@@ -7,7 +8,8 @@ from rich.console import Console
 from pipeline import progress
 from pipeline.events import ClipStatus
 from pipeline.progress import Estimate, LiveProgress, PlainProgress, duration
-from tests.pipeline.batches import make_batch, small_job
+from tests.pipeline.batches import make_batch, small_job, work
+from workers.output import HeadWork
 
 
 @pytest.fixture
@@ -121,10 +123,14 @@ def test_the_end_of_a_clip_is_told_in_one_line(plain, written):
     seconds = {"text": 0.1, "denoise": 12.34, "decode": 4.0, "stitch": 1.0}
     done = ClipStatus("stitched", frames=20, video="videos/a.mp4", seconds=seconds)
     plain.ended("a", done)
+    sparse = dataclasses.replace(done, attention=HeadWork(**work(590)))
+    plain.ended("a", sparse)
     plain.ended("b", ClipStatus("failed", reason="no room", stage="decode"))
     assert lines(written) == [
         "a: done, 20 frames (text 0.1 s, denoise 12 s, decode 4.0 s, stitch 1.0 s): "
         "videos/a.mp4",
+        "a: done, 20 frames (text 0.1 s, denoise 12 s, decode 4.0 s, stitch 1.0 s), "
+        "41% of tiles skipped: videos/a.mp4",
         "b: failed in decode: no room",
     ]
 

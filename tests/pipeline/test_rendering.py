@@ -95,6 +95,10 @@ def test_a_clip_is_rendered_to_its_decoded_event(batch, host, expected):
     assert status.engine == {"model_hash": "0"}
     assert status.shards == ("clips/a/shards/0001/000/shard.json",)
     assert digests(batch, 1) == expected
+    # Of 4 steps, 2 layers, 2 branches and 2 heads, all but a step and a layer.
+    heads = status.attention
+    assert (heads.spatial + heads.temporal, heads.dense) == (12, 20)
+    assert (heads.tiles, heads.all_tiles) == (20 * 9 + 12 * 7, 32 * 9)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

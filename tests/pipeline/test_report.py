@@ -4,10 +4,13 @@ from pathlib import Path
 import pytest
 
 from pipeline import names
+from pipeline.attention import work_words
 from pipeline.batch import Batch
 from pipeline.report import render_page, write_report
 from pipeline.stitch import stitch_batch
+from tests.pipeline.batches import SPARSE, work
 from tests.pipeline.drawn import decode_clip, job, write_batch
+from workers.output import HeadWork
 
 NASTY = (
     "\"q\" 'q' <script>alert(1)</script> <img src=x onerror=alert(1)> </p></article>"
@@ -145,6 +148,32 @@ def test_settings_are_told(page):
     said = page.texts["dd"]
     assert {"30 × 24, 6 frames", "32 × 32, 9 frames", "16 fps", "7"} <= set(said)
     assert {"20, unipc", "h264, crf 18", "none"} <= set(said)
+
+
+def test_what_attention_skipped_is_told_of_each_clip_and_of_all(tmp_path):
+    jobs = [job("sparse", attention=SPARSE), job("dense"), job("waiting")]
+    batch = write_batch(tmp_path / "spring", jobs)
+    for one in jobs[:2]:
+        decode_clip(batch, one)
+    page = Page(render_page(batch))
+    words = (
+        "Attention: 41% of tiles skipped (410 of 1,000); heads: 50% spatial, 20% "
+        "temporal, 30% dense (25% had to be, by dense_steps and dense_layers)"
+    )
+    whole, clip, other = page.texts["quiet"]
+    assert whole == f"{words}; beside 1 clip dense throughout"
+    assert (clip, other) == (words, "Attention: dense, no tile skipped")
+    assert "dense" in page.texts["dd"]
+    assert (
+        "density 0.778 of 0.8 asked for, tiles of 4x4, band 0, rounding tile, "
+        "tolerance 10; dense: 1 first steps, 1 first layers"
+    ) in page.texts["dd"]
+
+
+def test_heads_that_kept_a_running_maximum_are_told():
+    words = work_words(HeadWork(**work(996, online=7)))
+    assert words.startswith("0.4% of tiles skipped (4 of 1,000)")
+    assert words.endswith("; 7.0% kept a running maximum")
 
 
 def test_a_deleted_video_is_not_referred_to(batch):

@@ -8,10 +8,12 @@ import os
 import signal
 import subprocess
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
+import yaml
 from rich.console import Console
 
 from pipeline import lease, names, rendering, run
@@ -26,11 +28,13 @@ from tests.tiny_model import write_tiny_model
 from workers.fleet import HostDied
 from workers.host import Host
 
+ROOT = Path(__file__).parents[2]
 MANIFEST = """version: 1
 batch: spring
 model: {model}
 output: {output}
-defaults: {{size: 30x28, frames: 6, steps: 4, guidance: 3.0}}
+defaults: {{size: 62x60, frames: 6, steps: 4, guidance: 3.0}}
+attention: {{density: 0.8, dense_steps: 0.25, tolerance: 10, tile: 16x16}}
 clips:
   - {{id: one, prompt: "a red circle", seed: 1}}
   - {{id: two, prompt: "red a circle", seed: 2}}
@@ -354,14 +358,26 @@ def test_a_changed_manifest_is_refused_with_the_difference(render, manifest, roo
     assert render()[0] == 0
 
 
-def test_a_batch_begun_before_manifests_had_attention_is_refused(render, root):
+def test_a_batch_begun_before_there_were_tiles_goes_on_dense_and_not_otherwise(
+    render, root, manifest, hosts
+):
+    text = manifest.read_text()
+    dense = text.replace("attention: {", "attention: {kinds: dense, ")
+    manifest.write_text(dense)
     render()
     store = Batch.open(root).store
     info = json.loads(store.read(names.BATCH))
-    del info["manifest"]["attention"]
+    info["manifest"]["attention"] = {"kinds": "dense"}
+    for clip in info["clips"]:
+        del clip["job"]["attention"]
     store.replace(names.BATCH, json.dumps(info | {"hash": "0"}).encode())
-    with pytest.raises(RequestError, match="attention: null -> "):
+    hosts.calls.clear()
+    assert (render()[0], hosts.calls) == (0, [])
+    manifest.write_text(text)
+    with pytest.raises(RequestError) as caught:
         render()
+    assert "clips.one.attention: null -> {" in str(caught.value)
+    assert "`attention: {kinds: dense}` goes on with it" in str(caught.value)
 
 
 def test_a_second_driver_is_told_and_changes_nothing(render, root, hosts):
@@ -522,3 +538,19 @@ def test_on_a_terminal_there_are_bars_and_the_table_at_the_end(render):
     # Bars are drawn ten times a second: which steps they show is chance.
     assert "of 2 clips" in shown
     assert "one: done, 6 frames" in shown
+
+
+def test_the_demo_batch_skips_tiles_and_says_so(hosts, tmp_path):
+    # Its first clip, shorter and in fewer steps, for the test's time.
+    example = yaml.safe_load((ROOT / "configs" / "manifests" / "demo.yaml").read_text())
+    example["defaults"] |= {"frames": 49, "steps": 6}
+    example["clips"] = example["clips"][:1]
+    path = tmp_path / "demo.yaml"
+    path.write_text(yaml.safe_dump(example))
+    plan = make_plan(load_manifest(path), str(tmp_path))
+    assert run.render(plan, console=Console(file=io.StringIO())) == 0
+    heads = Batch.open(f"{tmp_path}/demo").log.status("circle").attention
+    assert heads is not None and heads.tiles < heads.all_tiles
+    page = (tmp_path / "demo" / "index.html").read_text()
+    skipped = f"({heads.all_tiles - heads.tiles:,} of {heads.all_tiles:,})"
+    assert f"of tiles skipped {skipped}; heads: " in page

@@ -22,6 +22,7 @@ batch: spring
 model: {model}
 output: ./renders
 defaults: {{size: 30x28, steps: 2, guidance: 3.0}}
+attention: {{density: 0.7, tolerance: 10, tile: 16x16}}
 clips:
   - {{id: first, prompt: "a red circle", frames: 61, priority: 1}}
   - {{id: long, prompt: "red a circle", frames: 61, steps: 40, seed: 2}}

@@ -10,7 +10,7 @@ from pipeline import lease, names, status
 from pipeline.batch import find_batches
 from pipeline.errors import RequestError
 from pipeline.status import retry, show
-from tests.pipeline.batches import make_batch, small_job
+from tests.pipeline.batches import make_batch, small_job, work
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def batch(tmp_path):
     for clip in ("done", "half", "bad"):
         log.append(clip, "queued", 1)
         log.append(clip, "started", 1, slice="slice-0", resumed_from=0, engine={})
-    log.append("done", "step", 1, step=4, of=4, seconds=12.0)
+    log.append("done", "step", 1, step=4, of=4, seconds=12.0, attention=work(590))
     log.append("done", "decoded", 1, frames=6, seconds=4.0, shards=["s"])
     log.append("done", "stitched", 1, video="videos/done.mp4", seconds=1.0)
     log.append("half", "step", 1, step=2, of=4, seconds=6.0)
@@ -49,7 +49,7 @@ def test_a_status_says_where_each_clip_is_and_what_to_do(batch):
     assert code == 1
     assert "spring: 1 of 4 clips done, 1 failed" in text
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
-    assert rows["done"][1:3] == ["stitched", "6"]
+    assert rows["done"][1:4] == ["stitched", "6", "41%"]
     assert rows["done"][-1] == "videos/done.mp4"
     assert " ".join(rows["half"][1:]) == "stopped at step 2 of 4 6.0 s"
     assert rows["new"][1:] == ["queued"]
@@ -100,6 +100,8 @@ def test_programs_get_json(batch):
         "queued",
     ]
     assert clips["half"]["step"] == 2
+    assert clips["half"]["attention"] is None
+    assert clips["done"]["attention"] == work(590)
     assert clips["bad"]["reason"] == "not [finite]"
 
 

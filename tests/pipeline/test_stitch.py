@@ -22,6 +22,7 @@ from pipeline.publish import publish
 from pipeline.stitch import stitch_batch, stitch_clip
 from pipeline.store import LocalStore, StoreError, checksum
 from pipeline.verify import DamagedFrames
+from tests.pipeline.batches import SPARSE
 from tests.pipeline.drawn import decode_clip, draw, job, png, write_batch, write_shard
 
 # All that a shell, a filter graph, a template or a page could trip over.
@@ -35,7 +36,11 @@ NASTY = (
 @pytest.fixture
 def batch(tmp_path):
     """Three clips, decoded: "a" in one shard, "b" in three, "c" of one frame."""
-    jobs = [job("a", prompt=NASTY), job("b", width=16, height=48), job("c", frames=1)]
+    jobs = [
+        job("a", prompt=NASTY, attention=SPARSE),
+        job("b", width=16, height=48),
+        job("c", frames=1),
+    ]
     batch = write_batch(tmp_path / "spring", jobs, fps="24000/1001")
     for entry, shards in zip(jobs, (1, 3, 1), strict=True):
         decode_clip(batch, entry, shards)
@@ -103,6 +108,13 @@ def test_provenance_says_how_the_video_came_to_be(batch):
     assert said["settings"]["steps"] == 20
     assert said["settings"]["fps"] == "24000/1001"
     assert said["settings"]["encode"] == {"codec": "h264", "crf": 18}
+    assert said["settings"]["attention"]["density"] == 0.8
+    assert said["settings"]["attention"]["achieved"] == 7 / 9
+    assert said["attention"] == {
+        "tiles_computed": 590,
+        "tiles": 1000,
+        "kinds": {"spatial": 0.5, "temporal": 0.2, "dense": 0.3},
+    }
     assert said["stitched_with"]["ffmpeg"] == find_ffmpeg().version
     for package in ("jax", "ray", "apache-beam"):
         assert said["stitched_with"][package]

@@ -20,12 +20,24 @@ def loaded(case: TransformerCase) -> tuple[transformer.TransformerConfig, dict]:
 
 def velocity(case: TransformerCase) -> np.ndarray:
     """The model's output on the case's inputs."""
+    return forward(case)[0]
+
+
+def forward(
+    case: TransformerCase, attention: transformer.SparseStep | None = None
+) -> tuple[np.ndarray, transformer.HeadStats | None]:
+    """The model's output on the case's inputs, and what its heads did."""
     config, params = loaded(case)
-    forward = jax.jit(transformer.forward, static_argnames="config")
     latents, timesteps, text = case.inputs()
-    return np.asarray(
-        forward(params, config=config, latents=latents, timestep=timesteps, text=text)
+    velocity, stats = jax.jit(transformer.forward, static_argnames="config")(
+        params,
+        config=config,
+        latents=latents,
+        timestep=timesteps,
+        text=text,
+        attention=attention,
     )
+    return np.asarray(velocity), stats
 
 
 def sampled(case: TransformerCase, steps: int, guidance: float, shift: float):
@@ -36,7 +48,7 @@ def sampled(case: TransformerCase, steps: int, guidance: float, shift: float):
     schedule = samplers.make_schedule("unipc", steps, shift)
     state = samplers.initial_state(jnp.asarray(latents[0]))
     for timestep, row in zip(schedule.timesteps, schedule.rows, strict=True):
-        state, finite = denoiser.denoise_step(
+        state, finite, _ = denoiser.denoise_step(
             params, state, branches, timestep, row, jnp.float32(guidance), config=config
         )
         assert finite

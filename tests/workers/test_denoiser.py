@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from tests.pipeline.batches import SPARSE
 from tests.tiny_model import write_tiny_model
 from workers.checkpoint import CheckpointError
 from workers.denoiser import ClipState, Denoiser, NumericalError
@@ -27,6 +28,7 @@ JOB = ClipJob(
     flow_shift=3.0,
     sampler="unipc",
 )
+SPARSE_JOB = dataclasses.replace(JOB, attention=SPARSE)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def denoiser(model):
 def render(denoiser, job, steps_at_once=100):
     state = denoiser.begin(job, denoiser.encode(job))
     while state.step < job.steps:
-        state = denoiser.advance(state, steps_at_once)
+        state, _ = denoiser.advance(state, steps_at_once)
     return np.stack(list(denoiser.decode(state)))
 
 
@@ -53,16 +55,20 @@ def test_frames_are_cropped_from_the_centre_and_cut(denoiser):
     np.testing.assert_array_equal(frames, whole[:7, 7:25, 2:30])
 
 
-@pytest.mark.parametrize("sampler", ["unipc", "euler"])
-def test_a_stored_state_goes_on_to_the_same_frames(denoiser, sampler):
-    job = dataclasses.replace(JOB, sampler=sampler)
+@pytest.mark.parametrize(
+    "job",
+    [JOB, dataclasses.replace(JOB, sampler="euler"), SPARSE_JOB],
+    ids=["unipc", "euler", "sparse"],
+)
+def test_a_stored_state_goes_on_to_the_same_frames(denoiser, job):
     expected = render(denoiser, job)
     np.testing.assert_array_equal(render(denoiser, job, steps_at_once=1), expected)
     for stop in range(job.steps + 1):
-        state = denoiser.advance(denoiser.begin(job, denoiser.encode(job)), stop)
+        state, _ = denoiser.advance(denoiser.begin(job, denoiser.encode(job)), stop)
         state = ClipState.from_tensors(job, state.to_tensors())
         assert state.step == stop
-        frames = np.stack(list(denoiser.decode(denoiser.advance(state, 100))))
+        state, _ = denoiser.advance(state, 100)
+        frames = np.stack(list(denoiser.decode(state)))
         np.testing.assert_array_equal(frames, expected)
 
 
@@ -77,6 +83,7 @@ def test_every_setting_changes_the_picture(denoiser):
         {"steps": 5},
         {"flow_shift": 5.0},
         {"sampler": "euler"},
+        {"attention": SPARSE},
     ):
         other = render(denoiser, dataclasses.replace(JOB, **change))
         assert (other != base).any(), change
@@ -92,6 +99,35 @@ def test_without_guidance_the_negative_prompt_is_not_run(denoiser):
 def test_a_clip_of_one_frame(denoiser):
     job = dataclasses.replace(JOB, frames=1, render_frames=1)
     assert render(denoiser, job).shape == (1, 18, 28, 3)
+
+
+def work(denoiser, attention, steps=JOB.steps):
+    job = dataclasses.replace(JOB, attention=attention)
+    return denoiser.advance(denoiser.begin(job, denoiser.encode(job)), steps)[1]
+
+
+def test_the_work_of_heads_is_counted(denoiser):
+    # Two layers, two branches and two heads; of the steps and the layers, one is dense.
+    assert work(denoiser, None) is None
+    found = work(denoiser, SPARSE)
+    assert found.spatial + found.temporal == found.profiled == 3 * 4
+    assert found.dense == 4 * 8 - 3 * 4
+    assert found.all_tiles == 32 * 9
+    assert found.tiles == 20 * 9 + 12 * 7
+    assert found.online is None
+    first = work(denoiser, SPARSE, steps=1)
+    assert (first.dense, first.profiled, first.tiles) == (8, 0, first.all_tiles)
+    strict = work(denoiser, dataclasses.replace(SPARSE, tolerance=0.0))
+    assert (strict.dense, strict.profiled) == (32, 12)
+
+
+def test_heads_that_must_be_dense_give_the_frames_of_dense_attention(denoiser):
+    whole = render(denoiser, JOB)
+    for change in ({"dense_steps": 4}, {"dense_layers": 2}, {"tolerance": 0.0}):
+        attention = dataclasses.replace(SPARSE, **change)
+        frames = render(denoiser, dataclasses.replace(JOB, attention=attention))
+        # Heads come one by one, not together: the last bits of the sums differ.
+        assert np.abs(frames.astype(int) - whole).max() <= 1, change
 
 
 def test_latents_that_are_not_finite_name_the_step(model, tmp_path):

@@ -12,26 +12,11 @@ from PIL import Image
 from pipeline import names
 from pipeline.output import StoreOutput
 from pipeline.store import LocalStore, StoreError, checksum
+from tests.pipeline.batches import small_job
 from tests.tiny_model import write_tiny_model
 from workers.host import Host
-from workers.job import ClipJob
 
-JOB = ClipJob(
-    clip="a",
-    prompt="a red circle",
-    negative_prompt="",
-    seed=7,
-    width=30,
-    height=28,
-    frames=6,
-    render_width=32,
-    render_height=32,
-    render_frames=9,
-    steps=4,
-    guidance=3.0,
-    flow_shift=3.0,
-    sampler="unipc",
-)
+JOB = small_job()
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +31,7 @@ def frames(host):
     """The clip's frames, straight from the denoiser."""
     denoiser = host._denoiser
     state = denoiser.begin(JOB, denoiser.encode(JOB))
-    return list(denoiser.decode(denoiser.advance(state, JOB.steps)))
+    return list(denoiser.decode(denoiser.advance(state, JOB.steps)[0]))
 
 
 @pytest.fixture

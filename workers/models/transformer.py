@@ -6,14 +6,17 @@ the blocks stacked on a leading axis and scanned. Linear weights keep their
 """
 
 import dataclasses
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from kernels import dense
+from kernels import attention as tiled
+from kernels import dense, profiling
+from kernels.tiles import HeadKind, TileTable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +66,45 @@ class TransformerConfig:
             raise ValueError(f"{', '.join(missing)} missing")
         chosen["patch_size"] = tuple(chosen["patch_size"])
         return cls(**chosen)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["dense", "rows"],
+    meta_fields=["table", "tolerance", "dense_layers"],
+)
+@dataclasses.dataclass(frozen=True)
+class SparseStep:
+    """How self-attention goes through tiles in one step.
+
+    Attributes:
+        table: the tiles of sparse heads.
+        tolerance: the largest error of a sparse head.
+        dense_layers: first layers in which all heads are dense.
+        dense: whether all heads are dense in this step; data, so that steps of both
+            kinds are one program.
+        rows: queries that heads are profiled at.
+    """
+
+    table: TileTable
+    tolerance: float
+    dense_layers: int
+    dense: Bool[Array, ""]
+    rows: Int[Array, " samples"]
+
+
+class HeadStats(NamedTuple):
+    """What self-attention's heads did, of each layer; branches' heads in a row.
+
+    Attributes:
+        kinds: the `kernels.tiles.HeadKind` of each head.
+        errors: of `kernels.profiling.Profile`; NaN where a head was not profiled.
+        online: heads whose softmax kept a running maximum.
+    """
+
+    kinds: Int[Array, "layers heads"]
+    errors: Float[Array, "layers heads 2"]
+    online: Bool[Array, "layers heads"]
 
 
 _DEFAULTS: dict[str, Any] = {
@@ -157,13 +199,33 @@ def _rotate(x: Array, cos: Array, sin: Array) -> Array:
     return turned.reshape(x.shape).astype(x.dtype)
 
 
+def _profiled(
+    q: Array, k: Array, v: Array, sparse: SparseStep
+) -> tuple[Array, HeadStats]:
+    """Self-attention of heads [heads, tokens, head_dim], each by its profile."""
+    heads = q.shape[0]
+
+    def dense_heads() -> profiling.Profile:
+        return profiling.Profile(
+            jnp.full(heads, HeadKind.DENSE, jnp.int32), jnp.full((heads, 2), jnp.nan)
+        )
+
+    def chosen() -> profiling.Profile:
+        return profiling.choose(q, k, v, sparse.table, sparse.rows, sparse.tolerance)
+
+    profile = jax.lax.cond(sparse.dense, dense_heads, chosen)
+    out, online = tiled.attend(q, k, v, sparse.table, profile.kinds)
+    return out, HeadStats(profile.kinds, profile.errors, online)
+
+
 def _attention(
     p: dict,
     config: TransformerConfig,
     x: Array,
     context: Array,
     rotary: tuple[Array, Array] | None,
-) -> Array:
+    sparse: SparseStep | None = None,
+) -> tuple[Array, HeadStats | None]:
     batch, heads = x.shape[0], config.num_attention_heads
 
     def split(y: Array) -> Array:
@@ -179,9 +241,14 @@ def _attention(
     v = split(_linear(p["to_v"], context))
     if rotary is not None:
         q, k = _rotate(q, *rotary), _rotate(k, *rotary)
-    out = dense.attend(fold(q), fold(k), fold(v))
+    q, k, v = fold(q), fold(k), fold(v)
+    if sparse is None:
+        out, stats = dense.attend(q, k, v), None
+    else:
+        out, stats = _profiled(q, k, v, sparse)
     out = out.reshape(batch, heads, -1, config.attention_head_dim)
-    return _linear(p["to_out"]["0"], out.transpose(0, 2, 1, 3).reshape(x.shape))
+    out = out.transpose(0, 2, 1, 3).reshape(x.shape)
+    return _linear(p["to_out"]["0"], out), stats
 
 
 def _block(
@@ -191,24 +258,25 @@ def _block(
     text: Array,
     modulation: Array,
     rotary: tuple[Array, Array],
-) -> Array:
+    sparse: SparseStep | None,
+) -> tuple[Array, HeadStats | None]:
     """One block; norms, modulation and residual sums are float32."""
     dtype = x.dtype
     table = p["scale_shift_table"].astype(jnp.float32) + modulation
     shift1, scale1, gate1, shift2, scale2, gate2 = jnp.split(table, 6, 1)
 
     h = (_layer_norm(x, config.eps) * (1 + scale1) + shift1).astype(dtype)
-    h = _attention(p["attn1"], config, h, h, rotary)
+    h, stats = _attention(p["attn1"], config, h, h, rotary, sparse)
     x = (x.astype(jnp.float32) + h * gate1).astype(dtype)
 
     norm2 = p["norm2"]
     h = _layer_norm(x, config.eps) * norm2["weight"] + norm2["bias"]
-    x = x + _attention(p["attn2"], config, h.astype(dtype), text, None)
+    x = x + _attention(p["attn2"], config, h.astype(dtype), text, None)[0]
 
     h = (_layer_norm(x, config.eps) * (1 + scale2) + shift2).astype(dtype)
     h = jax.nn.gelu(_linear(p["ffn"]["net"]["0"]["proj"], h), approximate=True)
     h = _linear(p["ffn"]["net"]["2"], h)
-    return (x.astype(jnp.float32) + h * gate2).astype(dtype)
+    return (x.astype(jnp.float32) + h * gate2).astype(dtype), stats
 
 
 def _timestep_features(timestep: Array, channels: int) -> Array:
@@ -225,7 +293,8 @@ def forward(
     latents: Float[Array, "batch frames height width in_channels"],
     timestep: Float[Array, " batch"],
     text: Float[Array, "batch words text_dim"],
-) -> Float[Array, "batch frames height width out_channels"]:
+    attention: SparseStep | None = None,
+) -> tuple[Float[Array, "batch frames height width out_channels"], HeadStats | None]:
     """The velocity, float32, that the model predicts for noisy latents.
 
     Args:
@@ -234,6 +303,10 @@ def forward(
         latents: noisy latents; frames, height and width divide by the patch.
         timestep: the noise level of each clip, 1000 * sigma.
         text: embeddings of the prompts, zero past their length.
+        attention: how self-attention goes through tiles; None for dense.
+
+    Returns:
+        The velocity, and what the heads did where attention goes through tiles.
     """
     pt, ph, pw = config.patch_size
     batch, frames, height, width, channels = latents.shape
@@ -268,10 +341,16 @@ def forward(
         jnp.asarray(np.sin(angles), jnp.float32),
     )
 
-    def layer(x: Array, p: dict) -> tuple[Array, None]:
-        return _block(p, config, x, words, modulation, rotary), None
+    def layer(x: Array, block: tuple[dict, Array]) -> tuple[Array, HeadStats | None]:
+        p, number = block
+        sparse = attention
+        if sparse is not None:
+            first = number < sparse.dense_layers
+            sparse = dataclasses.replace(sparse, dense=sparse.dense | first)
+        return _block(p, config, x, words, modulation, rotary, sparse)
 
-    x, _ = jax.lax.scan(layer, x, params["blocks"])
+    layers = jnp.arange(config.num_layers)
+    x, stats = jax.lax.scan(layer, x, (params["blocks"], layers))
 
     table = params["scale_shift_table"].astype(jnp.float32)
     shift, scale = jnp.split(table + time.astype(jnp.float32)[:, None], 2, 1)
@@ -279,4 +358,4 @@ def forward(
     x = _linear(params["proj_out"], x).astype(jnp.float32)
     x = x.reshape(batch, *grid, pt, ph, pw, config.out_channels)
     x = x.transpose(0, 1, 4, 2, 5, 3, 6, 7)
-    return x.reshape(batch, frames, height, width, config.out_channels)
+    return x.reshape(batch, frames, height, width, config.out_channels), stats
