@@ -141,6 +141,13 @@ def test_heads_whose_bound_is_not_safe_take_the_online_kernel(name, online):
     np.testing.assert_allclose(own, own_scores, rtol=1e-4, atol=1e-4)
 
 
+def test_one_query_whose_bound_is_not_safe_takes_its_head_online():
+    q, k, _ = map(jnp.asarray, cases.random_qkv(7, 3, 40, 32))
+    unlike = q.at[1, 9].set(-100 * k[1, 9])
+    assert tpu.references(q, k)[2].tolist() == [False] * 3
+    assert tpu.references(unlike, k)[2].tolist() == [False, True, False]
+
+
 def test_what_is_not_finite_takes_the_online_kernel():
     q = jnp.ones((3, 4, 8)).at[1, 2, 3].set(jnp.inf).at[2, 0, 0].set(jnp.nan)
     assert tpu.references(q, jnp.ones((3, 4, 8)))[2].tolist() == [False, True, True]
