@@ -29,13 +29,13 @@ demo: .venv/.ready
 	$(BIN)/tilereel render configs/manifests/demo.yaml
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow and not peers" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not peers and not tpu_compile" $(ARGS)
 
 test-peers: .venv/.peers
-	$(BIN)/python -m pytest -m peers $(ARGS)
+	$(BIN)/python -m pytest -m "(peers or tpu_compile) and not slow" $(ARGS)
 
-test-slow: .venv/.ready
-	$(BIN)/python -m pytest -m "slow and not peers" $(ARGS)
+test-slow: .venv/.peers
+	$(BIN)/python -m pytest -m slow $(ARGS)
 
 lint: .venv/.ready
 	$(BIN)/ruff check

@@ -23,7 +23,8 @@ class Profile(NamedTuple):
     Attributes:
         kinds: Each head's `kernels.tiles.HeadKind`.
         errors: Of each head as SPATIAL and as TEMPORAL, in this order: the root of the
-            mean squared difference to exact attention, over that of exact attention.
+            mean squared difference to exact attention, over that of exact attention;
+            infinite where that is undefined.
     """
 
     kinds: Int[Array, " heads"]
@@ -61,6 +62,7 @@ def choose(
 
     def head(x: tuple[Array, Array, Array]) -> Array:
         q, k, v = x
+        v = v.astype(jnp.float32)
         scale = q.shape[-1] ** -0.5
         scores = jnp.einsum(
             "qd,kd->qk", q[rows] * scale, k, preferred_element_type=jnp.float32
@@ -68,9 +70,10 @@ def choose(
         exact = jax.nn.softmax(scores) @ v
         sparse = jax.nn.softmax(jnp.where(kept, scores, -jnp.inf)) @ v
         difference = ((sparse - exact) ** 2).mean((1, 2))
-        return jnp.sqrt(difference / (exact**2).mean())
+        error = jnp.sqrt(difference / (exact**2).mean())
+        return jnp.where(jnp.isnan(error), jnp.inf, error)
 
-    errors = jax.lax.map(head, (q, k, v.astype(jnp.float32)))
+    errors = jax.lax.map(head, (q, k, v))
     good = (errors.min(1) <= tolerance) & jnp.isfinite(errors).all(1)
     kinds = jnp.where(good, jnp.array(_SPARSE)[errors.argmin(1)], HeadKind.DENSE)
     return Profile(kinds.astype(jnp.int32), errors)

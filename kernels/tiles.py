@@ -114,11 +114,12 @@ class TileTable:
         """
         narrowest = cls(grid, tile, 0, rounding)
         if not narrowest.density <= density:
-            least = np.ceil(narrowest.density * 1e4) / 1e4
+            least = -(-narrowest.tiles * 10_000 // narrowest.all_tiles) / 10_000
             raise ValueError(
                 f"a density of {density:g} is less than the first frame and the "
-                f"diagonal take of {grid.frames} latent frames of {grid.positions} "
-                f"tokens in tiles of {tile}; the least is {least:.4f}"
+                f"diagonal take of {grid.frames} latent frame"
+                f"{'s' * (grid.frames != 1)} of {grid.positions} tokens in tiles of "
+                f"{tile}; the least is {least:.4f}"
             )
         fits, fails = 0, grid.tokens
         while fails - fits > 1:
@@ -139,7 +140,7 @@ class TileTable:
         """Tiles along the keys."""
         return -(-self.grid.tokens // self.tile.keys)
 
-    @functools.cached_property
+    @property
     def runs(self) -> np.ndarray:
         """The live tiles of each row as two runs of columns, int64 [rows, 3].
 

@@ -13,6 +13,7 @@ exponent overflows and their sum does not vanish. There are two kernels:
 - *online*: the reference starts as the query's score with its own key, which every
   pattern keeps, and is raised where a score exceeds it by more than `RAISE`. For that
   a tile's scores are computed one step of the grid before their exponents are taken.
+  (Beyond scores of 1e9, float32 rounds a score by more than that room.)
 
 The array is 256 deep and head_dim fills half of it. In the other half the same product
 takes the reference off the scores, and padded keys out of the sum, at no cost
@@ -31,8 +32,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float, Int
 
-from kernels import layouts
-from kernels.tiles import HeadKind, TileKind, TileShape, TileTable
+from kernels import chip, layouts
+from kernels.chip import LANES, SIDE_BITS, SUBLANES, VMEM_BYTES
+from kernels.tiles import HeadKind, TileKind, TileTable
 
 # Base 2. A float32 exponent ends at -126; what lies between is left to the smaller
 # terms of the sum.
@@ -42,30 +44,26 @@ RAISE = 64.0
 # What a score gets added that must not count.
 MASKED = float(jnp.finfo(jnp.bfloat16).min)
 
-LANES, SUBLANES = 128, 8
 # bfloat16 numbers that make up a float32.
 _PARTS = 3
-# A half of what a core may hold (1 MiB), for the lists that say which tile comes next.
-SMEM_BYTES = 256 * 2**10
 # Of an operand, whose heads are computed together.
 HBM_BYTES = 2**29
-# Of 128 MiB; the compiler itself needs some.
-VMEM_BYTES = 112 * 2**20
-
 # Keys whose scores are computed at a time, and queries likewise in the online kernel:
 # the fastest of those tried (docs/kernels.md).
 BOUNDED_KEYS = 512
 ONLINE_KEYS, ONLINE_QUERIES = 256, 512
 
 # Bits of a tile's word; its row is the lowest.
-_COLUMN, _FIRST, _LAST, _BOUNDARY = 12, 24, 25, 26
+_COLUMN = SIDE_BITS
+_FIRST, _LAST, _BOUNDARY = (2 * SIDE_BITS + n for n in range(3))
 
 
 class WorkList(NamedTuple):
     """Which tile each step of the grid computes, as scalars.
 
-    A step t belongs to the segment s that `_segment` finds, one for each head that
-    takes part; its tile is `tiles[t + offsets[s]]` of head `heads[s]`.
+    A step t belongs to a segment s, one for each head that takes part, which `_place`
+    finds by `blocks` and `starts`. Its tile is `tiles[t + offsets[s]]`, of the head
+    `heads[s]`.
 
     Attributes:
         tiles: the tiles of a dense head, then those of a sparse one, packed.
@@ -94,6 +92,14 @@ def attend(
 
     Operands of the matrix unit are bfloat16, as XLA's own are on TPUs by default.
 
+    Args:
+        q: queries, the table's tokens in frame-major order.
+        k: keys, likewise.
+        v: values, likewise.
+        table: the live tiles of SPATIAL and TEMPORAL heads.
+        kinds: each head's `kernels.tiles.HeadKind`.
+        interpret: runs the kernels without a TPU, step by step: for tests.
+
     Returns:
         The result, and which heads took the online kernel.
 
@@ -102,10 +108,10 @@ def attend(
             fit into the core's memories.
     """
     heads, tokens, head_dim = q.shape
-    _check(table, heads, head_dim)
     # What is made of q, k and v takes several times their room: not of all heads at
     # once where that is much.
-    group = max(1, HBM_BYTES // (2 * tokens * head_dim))
+    group = min(heads, max(1, HBM_BYTES // (2 * tokens * head_dim)))
+    chip.check(table, group, head_dim)
     parts, done = [], jnp.zeros((), v.dtype)
     for first in range(0, heads, group):
         some = slice(first, first + group)
@@ -158,11 +164,6 @@ def _attend(
     return jnp.where(temporal, layouts.to_frame_major(out, table.grid), out), online
 
 
-def serves(tile: TileShape) -> bool:
-    """Whether the kernels can take tiles of a shape: whole registers both ways."""
-    return tile.queries % LANES == 0 and tile.keys % LANES == 0
-
-
 def references(
     q: Float[Array, "heads tokens head_dim"], k: Float[Array, "heads tokens head_dim"]
 ) -> tuple[
@@ -209,39 +210,6 @@ def _mark_queries(marks: Any, reference: Array) -> None:
     marks[...] = rows.astype(marks.dtype)
 
 
-def _check(table: TileTable, heads: int, head_dim: int) -> None:
-    if not serves(table.tile):
-        raise ValueError(
-            f"tiles of {table.tile}; on a TPU both sides must be multiples of {LANES}"
-        )
-    if table.rows >= 1 << _COLUMN or table.columns >= 1 << _COLUMN:
-        raise ValueError(
-            f"{table.rows} by {table.columns} tiles of {table.tile}; the kernel's "
-            f"lists hold up to {(1 << _COLUMN) - 1} each way: take larger tiles"
-        )
-    scalars = 4 * sum(
-        np.prod(x.shape)
-        for x in jax.eval_shape(
-            lambda kinds, mine: work_list(table, kinds, mine),
-            jax.ShapeDtypeStruct((heads,), jnp.int32),
-            jax.ShapeDtypeStruct((heads,), jnp.bool_),
-        )
-    )
-    if scalars > SMEM_BYTES:
-        raise ValueError(
-            f"{table.all_tiles} tiles of {table.tile} a dense head take lists of "
-            f"{scalars} bytes, and {SMEM_BYTES} is what there is: take larger tiles"
-        )
-    # The scores, and twice what is fetched while they are computed.
-    height, width = table.tile
-    held = 4 * height * width + 4 * (height + width) * (head_dim + 2 * LANES) * 2
-    if held > VMEM_BYTES:
-        raise ValueError(
-            f"tiles of {table.tile} take about {held >> 20} MiB of a core's memory, "
-            f"and {VMEM_BYTES >> 20} is what there is: take smaller tiles"
-        )
-
-
 def work_list(
     table: TileTable, kinds: Int[Array, " heads"], mine: Bool[Array, " heads"]
 ) -> WorkList:
@@ -256,7 +224,7 @@ def work_list(
     starts = jnp.concatenate([jnp.zeros(1, jnp.int32), lengths.cumsum(dtype=jnp.int32)])
     offsets = jnp.where(dense[order], 0, table.all_tiles) - starts[:-1]
     most = kinds.shape[0] * table.all_tiles
-    begin = jnp.arange(0, most + 1, 1 << _block_bits(table))
+    begin = jnp.arange(0, most + 1, 1 << chip.block_bits(table))
     blocks = (begin[:, None] >= starts[1:]).sum(1)
     return WorkList(
         tiles=jnp.asarray(packed, jnp.int32),
@@ -273,11 +241,6 @@ def _pack(tiles: np.ndarray) -> np.ndarray:
     first = np.diff(row, prepend=-1) != 0
     last = np.diff(row, append=-1) != 0
     return row | column << _COLUMN | first << _FIRST | last << _LAST
-
-
-def _block_bits(table: TileTable) -> int:
-    """Runs of steps so short that no more than one segment begins within each."""
-    return table.tiles.bit_length() - 1
 
 
 class _Place(NamedTuple):
@@ -297,7 +260,7 @@ def _place(step: Array, work: WorkList, bits: int) -> _Place:
     segment = work.blocks[step >> bits]
     segment = segment + (step >= work.starts[segment + 1]).astype(jnp.int32)
     word = work.tiles[step + work.offsets[segment]]
-    side = (1 << _COLUMN) - 1
+    side = (1 << SIDE_BITS) - 1
     return _Place(
         work.heads[segment],
         word & side,
@@ -325,7 +288,7 @@ def _call(
     depth, head_dim = q.shape[1], values.shape[1]
     work = work_list(table, kinds, mine)
     steps = work.starts[-1]
-    bits = _block_bits(table)
+    bits = chip.block_bits(table)
     # The online kernel weighs a tile one step after its scores.
     lag = int(kernel is _online)
 
@@ -389,6 +352,14 @@ def _call(
 
 
 def _bounded(table, scored, _, *refs):
+    """A step of the bounded kernel: a tile's scores, and what they weigh.
+
+    References, in this order: the fields of `WorkList`; queries [depth, queries], keys
+    [keys, depth], values [head_dim, keys], the queries' bounds [1, queries], the marks
+    beside the keys [keys, LANES], the output's old contents (not read), the output
+    [head_dim, queries]; for a row of tiles, the marks beside its queries [LANES,
+    queries], its sums weighed [head_dim, queries] and of weights [SUBLANES, queries].
+    """
     work, refs = refs[:5], refs[5:]
     q, k, v, bound, key_marks, _, out, query_marks, acc, total = refs
     place = scored(pl.program_id(0), *work)
@@ -417,6 +388,13 @@ def _bounded(table, scored, _, *refs):
 
 
 def _online(table, scored, weighed, *refs):
+    """A step of the online kernel: a tile's scores, and what those before weigh.
+
+    References as in `_bounded`, with each query's score with its own key in the place
+    of its bound; then the scores [keys, queries] from one step to the next, the largest
+    of each query [SUBLANES, queries], its reference [1, queries], and whether any
+    exceeds its reference by more than `RAISE`.
+    """
     work, refs = refs[:5], refs[5:]
     q, k, v, own, key_marks, _, out, query_marks, acc, total, *refs = refs
     scores, top, reference, exceeded = refs
@@ -474,7 +452,7 @@ def _online(table, scored, weighed, *refs):
     exceeded[0] = (jnp.max(top[...]) > RAISE).astype(jnp.int32)
 
     # The last tile of a row is weighed in the step that scores the next row's first.
-    @pl.when((before.last == 1) & (step > 0))
+    @pl.when(before.last == 1)
     def _():
         out[...] = (acc[...] / total[...].sum(0, keepdims=True)).astype(out.dtype)
 

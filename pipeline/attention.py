@@ -48,6 +48,8 @@ def setting_words(attention: SparseAttention | None) -> str:
 
 def percent(share: float) -> str:
     """Writes a share so that little does not look like nothing: "41%", "0.4%"."""
+    if 0 < share < 0.0005:
+        return "under 0.1%"
     return f"{share:.0%}" if share == 0 or share >= 0.0995 else f"{share:.1%}"
 
 

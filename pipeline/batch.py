@@ -218,10 +218,11 @@ def _refuse_changes(batch: Batch, info: dict[str, Any]) -> None:
     shown = lines[:_MOST_DIFFERENCES]
     if len(lines) > len(shown):
         shown.append(f"  and {len(lines) - len(shown)} more")
-    if any(".attention: null ->" in line for line in lines):
+    dense = all(clip.job.attention is None for clip in batch.clips)
+    if dense and any(".attention: null" in line for line in lines):
         shown.append(
-            "A clip whose attention is null there was begun dense, as all were in "
-            "earlier versions: `attention: {kinds: dense}` goes on with it."
+            "The batch was begun dense, as all were in earlier versions: "
+            "`attention: {kinds: dense}` goes on with it."
         )
     raise RequestError(
         f"batch {batch.name} at {batch.uri} was begun with another manifest "

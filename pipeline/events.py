@@ -80,6 +80,10 @@ class Event:
             )
         rest = {k: v for k, v in fields.items() if k not in _ENVELOPE}
         _check_fields(fields["event"], rest)
+        if work := rest.get("attention"):
+            if not isinstance(work, dict):
+                raise TypeError("attention must be a mapping")
+            HeadWork.from_json(work)
         event, clip, epoch, time = (fields[k] for k in _ENVELOPE[1:])
         if not isinstance(epoch, int) or not isinstance(time, str):
             raise TypeError("epoch must be a number and time a text")
@@ -182,7 +186,8 @@ def clip_state(events: Sequence[Event]) -> ClipStatus:
         seconds = {"denoise": sum(s["seconds"] for s in steps)} | seconds
         fields["step"] = steps[-1]["step"]
         # The first batches' steps say nothing of attention.
-        works = [HeadWork(**s["attention"]) for s in steps if s.get("attention")]
+        found = [s["attention"] for s in steps if s.get("attention")]
+        works = [HeadWork.from_json(values) for values in found]
         fields["attention"] = sum(works[1:], works[0]) if works else None
     if text:
         seconds = {"text": text["seconds"]} | seconds

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import os
 from fractions import Fraction
 from pathlib import Path
@@ -58,16 +57,23 @@ class Shape:
     Attributes:
         pixels: Width and height are multiples of this.
         frames: Pixel frames of each latent frame but the first, which has one.
-        dim: Width of the transformer.
+        heads: Heads of the transformer.
+        head_dim: Width of each.
         ffn_dim: Inner width of its feed-forward layers.
         layers: Number of its blocks.
     """
 
     pixels: int
     frames: int
-    dim: int
+    heads: int
+    head_dim: int
     ffn_dim: int
     layers: int
+
+    @property
+    def dim(self) -> int:
+        """Width of the transformer: all heads together."""
+        return self.heads * self.head_dim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,10 +205,8 @@ def _shape(folder: Path) -> Shape:
     return Shape(
         pixels=patch[1] * 2**halvings,
         frames=2**slowings,
-        dim=math.prod(
-            transformer.numbers(key)[0]
-            for key in ("num_attention_heads", "attention_head_dim")
-        ),
+        heads=transformer.numbers("num_attention_heads")[0],
+        head_dim=transformer.numbers("attention_head_dim")[0],
         ffn_dim=transformer.numbers("ffn_dim")[0],
         layers=transformer.numbers("num_layers")[0],
     )

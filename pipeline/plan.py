@@ -6,24 +6,24 @@ import math
 import os
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from kernels import chip
+from kernels.tiles import TileShape, TileTable, TokenGrid
 from pipeline import names
 from pipeline.document import Document, Fault
 from pipeline.errors import RequestError
 from pipeline.manifest import Attention, Clip, Encode, Manifest, parse_size, parse_tile
 from pipeline.models import ModelLocation, Shape, find_model, missing_weights
 from pipeline.schema import faults_error
+from pipeline.tiles import best_tile
 from workers.job import ClipJob, SparseAttention
-
-if TYPE_CHECKING:
-    from kernels.tiles import TileTable
 
 DEFAULT_OUTPUT = "renders"
 # Where a manifest says none. Of 81 frames, the first one takes 0.09 and a tile's width
 # along the diagonal some 0.05; the rest is the band's.
 DEFAULT_DENSITY = 0.38
-# Kernels hold a list of the tiles: 4,096 along each side, far beyond any useful tile.
+# 4,096 along each side, far beyond any useful tile.
 MOST_TILES = 2**24
 
 _HEADINGS = (
@@ -58,7 +58,7 @@ class PlannedClip:
     tokens: int
     windows: int
     cost: float
-    table: "TileTable | None"
+    table: TileTable | None
     unfit: str
     encode: Encode
 
@@ -105,8 +105,9 @@ def make_plan(
     model = find_model(manifest.model, folder)
     understood = manifest.understood(model.settings)
     clips = [_plan_clip(clip, understood, model.shape) for clip in understood.clips]
-    if understood.attention.density is not None:
-        _refuse_unfit(clips, document)
+    said = understood.attention
+    if said.density is not None or said.tile is not None:
+        _refuse_unfit(clips, said, document)
     clips.sort(key=lambda clip: (-clip.priority, -clip.cost))
     return Plan(
         batch=manifest.batch,
@@ -117,18 +118,21 @@ def make_plan(
     )
 
 
-def _refuse_unfit(clips: list[PlannedClip], document: Document | None) -> None:
-    """Refuses a density that the manifest gives and clips cannot have."""
+def _refuse_unfit(
+    clips: list[PlannedClip], said: Attention, document: Document | None
+) -> None:
+    """Refuses a density or tiles that the manifest gives and clips cannot have."""
+    given = [name for name in ("density", "tile") if getattr(said, name) is not None]
     unfit = {
         index: f"{clip.job.clip}: {clip.unfit}; give what it can have, or leave "
-        "`density` out to have such clips dense"
+        f"{' and '.join(f'`{name}`' for name in given)} out to have such clips dense"
         for index, clip in enumerate(clips)
         if clip.unfit
     }
     if unfit and document is None:
         raise RequestError("\n".join(f"clip {words}" for words in unfit.values()))
     if unfit and document is not None:
-        place = ("attention", "density")
+        place = ("attention", *given) if len(given) == 1 else ("attention",)
         faults = [
             Fault(
                 document.line(place),
@@ -307,43 +311,56 @@ def next_multiple(number: int, of: int) -> int:
     return -(-number // of) * of
 
 
-def default_tile(tokens: int) -> tuple[int, int]:
-    """Returns the queries and keys of a clip's tiles where a manifest says none.
+def default_tile(grid: TokenGrid, density: float, heads: int) -> TileShape:
+    """Returns the shape of a clip's tiles where a manifest says none.
 
-    Large tiles keep a TPU's matrix units fed; in short clips they would leave nothing
-    to skip.
+    Large tiles keep a TPU's matrix units fed, so that long clips get those that cost
+    least there; in short clips they would leave nothing to skip.
+
+    Raises:
+        ValueError: No large tiles will do.
     """
-    return (2048, 2048) if tokens >= 16_384 else (64, 64)
+    if grid.tokens >= 16_384:
+        return best_tile(grid, density, heads)
+    side = 256 if grid.tokens >= 4_096 else 64
+    return TileShape(side, side)
 
 
-@functools.cache
+# Most clips of a batch are alike.
+@functools.lru_cache(maxsize=64)
 def _tiles(
     density: float | None,
     tile: str | None,
     rounding: Literal["tile", "exact"],
-    frames: int,
-    positions: int,
-) -> "TileTable":
+    grid: TokenGrid,
+    heads: int,
+    head_dim: int,
+) -> TileTable:
     """Returns the tiles of a clip's sparse heads.
 
     Raises:
-        ValueError: The clip cannot have the density; names the least.
+        ValueError: The clip cannot have the density, names the least; or no kernel
+            can hold the tiles.
     """
-    # Only here: it imports jax, which takes a second.
-    from kernels.tiles import TileShape, TileTable, TokenGrid
-
-    grid = TokenGrid(frames, positions)
-    shape = TileShape(*(parse_tile(tile) if tile else default_tile(grid.tokens)))
+    density = density or DEFAULT_DENSITY
+    if tile is None:
+        shape = default_tile(grid, density, heads)
+    else:
+        shape = TileShape(*parse_tile(tile))
     if (found := TileTable(grid, shape, 0).all_tiles) > MOST_TILES:
         raise ValueError(
             f"{grid.tokens:,} tokens are {found:,} tiles of {shape}, and the most are "
             f"{MOST_TILES:,}"
         )
-    return TileTable.within(density or DEFAULT_DENSITY, grid, shape, rounding)
+    table = TileTable.within(density, grid, shape, rounding)
+    # Tiles that are not for a TPU's kernel go through XLA, wherever they are rendered.
+    if chip.serves(shape):
+        chip.check(table, heads, head_dim)
+    return table
 
 
 def _sparse(
-    settings: Attention, table: "TileTable", steps: int, layers: int
+    settings: Attention, table: TileTable, steps: int, layers: int
 ) -> SparseAttention:
     """Returns how a clip's heads attend, of its steps and the model's layers."""
     return SparseAttention(
@@ -375,9 +392,10 @@ def _plan_clip(clip: Clip, manifest: Manifest, shape: Shape) -> PlannedClip:
     said = manifest.attention
     if said.kinds == "auto":
         try:
-            table = _tiles(
-                said.density, said.tile, said.rounding, latent_frames, per_frame
-            )
+            grid = TokenGrid(latent_frames, per_frame)
+            heads = branches * shape.heads
+            how = said.density, said.tile, said.rounding
+            table = _tiles(*how, grid, heads, shape.head_dim)
             attention = _sparse(said, table, steps, shape.layers)
         except ValueError as error:
             unfit = str(error)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from kernels import attention as tiled
 from kernels import profiling
 from kernels.tiles import HeadKind, TileShape, TileTable, TokenGrid
 from workers import checkpoint, samplers
@@ -122,7 +123,6 @@ def _head_work(table: TileTable, stats: transformer.HeadStats) -> HeadWork:
     kinds = np.bincount(np.asarray(stats.kinds).ravel(), minlength=len(HeadKind))
     spatial, temporal, dense = kinds.tolist()
     profiled = int((~np.isnan(stats.errors).all(-1)).sum())
-    on_tpu = jax.default_backend() == "tpu"
     return HeadWork(
         tiles=(spatial + temporal) * table.tiles + dense * table.all_tiles,
         all_tiles=(spatial + temporal + dense) * table.all_tiles,
@@ -130,7 +130,7 @@ def _head_work(table: TileTable, stats: transformer.HeadStats) -> HeadWork:
         temporal=temporal,
         dense=dense,
         profiled=profiled,
-        online=int(np.sum(stats.online)) if on_tpu else None,
+        online=int(np.sum(stats.online)) if tiled.has_choice(table) else None,
     )
 
 

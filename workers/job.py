@@ -34,7 +34,7 @@ class SparseAttention:
 
 @dataclasses.dataclass(frozen=True)
 class ClipJob:
-    """One clip: everything that decides its pixels, and nothing else.
+    """One clip: everything that decides its pixels, and what a plan said of it.
 
     Plain JSON both ways: `dataclasses.asdict(job)` and `ClipJob.from_json(d)`.
 

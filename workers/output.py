@@ -1,7 +1,7 @@
 """What a host hands out: the seam between it and whoever stores things."""
 
 import dataclasses
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +76,19 @@ class HeadWork:
     dense: int
     profiled: int
     online: int | None
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "HeadWork":
+        """Reads what `dataclasses.asdict` gave, of a later version too.
+
+        Raises:
+            ValueError: a field is missing or no count.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        counts: dict[str, Any] = {name: values.get(name) for name in names}
+        if any(type(counts[n]) is not int for n in names if n != "online"):
+            raise ValueError(f"heads' work is counts of {', '.join(names)}")
+        return cls(**counts)
 
     def __add__(self, other: "HeadWork") -> "HeadWork":
         *mine, online = dataclasses.astuple(self)

@@ -3,6 +3,7 @@
 One process per compile: libtpu reads its options once, when it is loaded.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
@@ -11,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,18 +88,51 @@ def compile_kernel(
         RequestError: libtpu is not installed.
         VmemError: the kernel does not fit into VMEM.
         CompileError: it does not compile, or not in time.
-        schedule.ScheduleError: the compiler's text cannot be read.
+        schedule.ScheduleError: the compiler's text cannot be read, or the program has
+            no such kernel, or several.
     """
+    with _compiled([kernel], flags, timeout) as dump:
+        return schedule.read(dump, kernel.name)
+
+
+def compile_kernels(
+    kernels: Sequence[Kernel], *, flags: Sequence[str] = (), timeout: float = 600.0
+) -> list[list[schedule.Schedule]]:
+    """Compiles a program of several kernels, and reads the schedules of each.
+
+    Args:
+        kernels: what to read of the program, with the same `build` and `arguments`.
+        flags: further options of libtpu.
+        timeout: seconds.
+
+    Returns:
+        For each kernel its schedules: several where the program has several of its
+        name, for operands of different shapes.
+
+    Raises:
+        as `compile_kernel`, but for a kernel that is there several times.
+    """
+    with _compiled(kernels, flags, timeout) as dump:
+        return [schedule.read_all(dump, kernel.name) for kernel in kernels]
+
+
+@contextlib.contextmanager
+def _compiled(
+    kernels: Sequence[Kernel], flags: Sequence[str], timeout: float
+) -> Iterator[Path]:
+    """Gives the folder with the compiler's text of the program of some kernels."""
     if importlib.util.find_spec("libtpu") is None:
         raise RequestError(
             "compiling for a TPU takes libtpu, which is not installed here: "
             'pip install "tilereel[tpu]"'
         )
+    [(build, arguments)] = {(k.build, json.dumps(dict(k.arguments))) for k in kernels}
+    names = " and ".join(kernel.name for kernel in kernels)
     with tempfile.TemporaryDirectory(prefix="tilereel-bundles-") as folder:
         dump = Path(folder)
         path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
         command = [sys.executable, "-m", "pipeline.bench.bundles"]
-        command += [kernel.build, json.dumps(dict(kernel.arguments)), folder]
+        command += [build, arguments, folder]
         try:
             done = subprocess.run(
                 command,
@@ -109,13 +143,13 @@ def compile_kernel(
             )
         except subprocess.TimeoutExpired as error:
             raise CompileError(
-                f"{kernel.name} did not compile within {timeout:g} s"
+                f"{names} did not compile within {timeout:g} s"
             ) from error
         if done.returncode:
             message = done.stderr.strip()
             kind = VmemError if _exceeds_vmem(message) else CompileError
-            raise kind(f"{kernel.name} ({kernel.build}): {message}")
-        return schedule.read(dump, kernel.name)
+            raise kind(f"{names} ({build}): {message}")
+        yield dump
 
 
 def _exceeds_vmem(message: str) -> bool:

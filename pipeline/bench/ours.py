@@ -16,7 +16,7 @@ BOUNDED, ONLINE = "tilereel_bounded", "tilereel_online"
 def attend(
     grid: tuple[int, int],
     tile: tuple[int, int],
-    density: float,
+    band: int,
     heads: int,
     head_dim: int = 128,
     rounding: Literal["tile", "exact"] = "tile",
@@ -26,12 +26,12 @@ def attend(
     Args:
         grid: latent frames, and tokens of each.
         tile: queries and keys of a tile.
-        density: the budget of the sparse heads.
+        band: of the sparse heads' pattern, in tokens.
         heads: how many.
         head_dim: elements of a head's queries, keys and values.
         rounding: see `kernels.tiles.TileTable`.
     """
-    table = TileTable.within(density, TokenGrid(*grid), TileShape(*tile), rounding)
+    table = TileTable(TokenGrid(*grid), TileShape(*tile), band, rounding)
     x = jax.ShapeDtypeStruct((heads, table.grid.tokens, head_dim), jnp.bfloat16)
     kinds = jax.ShapeDtypeStruct((heads,), jnp.int32)
     attend = jax.jit(lambda q, k, v, kinds: tpu.attend(q, k, v, table, kinds))

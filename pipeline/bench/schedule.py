@@ -13,6 +13,7 @@ error rather than yield a wrong figure.
 
 import dataclasses
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal, Self
 
@@ -194,23 +195,52 @@ def read(dump: Path, kernel: str) -> Schedule:
         ScheduleError: there is not exactly one such kernel, or its text is not as
             this module knows it.
     """
-    pattern = re.compile(r"^\d+-([^<].*)-\d+-final_bundles\.txt$")
-    programs = {
-        match[1]: path
-        for path in sorted(dump.iterdir())
-        if (match := pattern.match(path.name))
-    }
-    found = [name for name in programs if kernel in (name, re.sub(r"\.\d+$", "", name))]
+    programs = _programs(dump)
+    found = _named(kernel, programs)
     if len(found) != 1:
         raise ScheduleError(
             f"there should be one kernel named {kernel!r}, and {len(found)} are; the "
             f"compiled program has: {', '.join(programs) or 'none'}"
         )
-    [name] = found
+    return _read(dump, found[0], programs)
+
+
+def read_all(dump: Path, kernel: str) -> list[Schedule]:
+    """Reads the schedules of all kernels of a name; see `read`.
+
+    Raises:
+        ScheduleError: there is no such kernel, or its text is not as this module knows
+            it.
+    """
+    programs = _programs(dump)
+    found = _named(kernel, programs)
+    if not found:
+        raise ScheduleError(
+            f"there is no kernel named {kernel!r}; the compiled program has: "
+            f"{', '.join(programs) or 'none'}"
+        )
+    return [_read(dump, name, programs) for name in found]
+
+
+def _programs(dump: Path) -> dict[str, Path]:
+    """The text of each kernel, by the name that the compiler gave it."""
+    pattern = re.compile(r"^\d+-([^<].*)-\d+-final_bundles\.txt$")
+    return {
+        match[1]: path
+        for path in sorted(dump.iterdir())
+        if (match := pattern.match(path.name))
+    }
+
+
+def _named(kernel: str, programs: Iterable[str]) -> list[str]:
+    return [name for name in programs if kernel in (name, re.sub(r"\.\d+$", "", name))]
+
+
+def _read(dump: Path, name: str, programs: Mapping[str, Path]) -> Schedule:
     [use] = dump.glob(f"*-{name}-*-final_hlo-static-per-bundle-utilization.txt")
     root = parse(programs[name].read_text(), use.read_text())
-    total = root.last + 1
-    return Schedule(name, total, root, _vmem((dump / "compiled.txt").read_text(), name))
+    vmem = _vmem((dump / "compiled.txt").read_text(), name)
+    return Schedule(name, root.last + 1, root, vmem)
 
 
 def parse(bundles: str, utilization: str) -> Block:

@@ -159,3 +159,19 @@ def test_all_heads_keep_a_running_maximum_here():
         q, k, v, cases.RAGGED, kinds, "cpu"
     ).online
     np.testing.assert_array_equal(online, [True, True, True])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda q, kinds: (q.astype(jnp.int32), kinds),
+        lambda q, kinds: (q.astype(jnp.complex64), kinds),
+        lambda q, kinds: (q, kinds.astype(jnp.float32)),
+        lambda q, kinds: (q[..., :0], kinds),
+    ],
+)
+def test_what_is_no_attention_is_refused(change):
+    q, kinds = change(jnp.ones((2, 6, 4)), jnp.zeros(2, jnp.int32))
+    table = TileTable(TokenGrid(2, 3), TileShape(2, 2), 1)
+    with pytest.raises(ValueError, match="of floating point, head_dim 1 or more"):
+        attention.attend(q, q, q, table, kinds)

@@ -123,3 +123,11 @@ def test_scores_of_one_head_are_held_at_a_time():
     one_head = 4 * 64 * grid.tokens
     # Scores and masked ones of both kinds, weights, and the masks: of one head, not 32.
     assert memory.temp_size_in_bytes < 10 * one_head
+
+
+def test_a_head_without_output_is_dense_and_its_error_infinite():
+    q, k, v = cases.random_qkv(3, 2, GRID.tokens, 8)
+    v[1] = 0
+    profile = choose((q, k, v), tolerance=1e9)
+    assert profile.kinds[1] == DENSE != profile.kinds[0]
+    assert np.isposinf(profile.errors[1]).all()

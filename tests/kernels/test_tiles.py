@@ -190,3 +190,9 @@ def test_tables_that_differ_in_rounding_are_not_equal():
         for rounding in ("tile", "exact", "tile")
     }
     assert len(tables) == 2
+
+
+def test_the_least_density_named_is_not_rounded_above_itself():
+    # 28 of 100 tiles; 0.28 * 1e4 is more than 2800 in floats.
+    with pytest.raises(ValueError, match=r"the least is 0\.2800$"):
+        TileTable.within(0.27, TokenGrid(10, 64), TileShape(64, 64))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels import attention, oracle, tpu
+from kernels import attention, chip, dense, oracle, tpu
 from kernels.tiles import HeadKind, TileShape, TileTable, TokenGrid
 from tests.kernels import cases
 
@@ -184,13 +184,29 @@ def test_kinds_and_safety_are_data(kinds):
     assert len(TRACED) == before
 
 
-@BOTH
-def test_no_step_races_with_another(monkeypatch, safe):
+@pytest.mark.parametrize(("gap", "online"), [(98, False), (102, True)])
+def test_a_bound_is_safe_up_to_100_above_a_query_s_own_score(gap, online):
+    # Queries and keys at right angles: their own scores are 0, and the bound the gap.
+    length = np.sqrt(gap / np.log2(np.e)) * 8**0.25
+    q, k = np.zeros((2, 1, 300, 8), np.float32)
+    q[..., 0], k[..., 1] = length, length
+    v = cases.random_qkv(8, 1, 300, 8)[2]
+    table = TileTable(TokenGrid(3, 100), TileShape(128, 128), 10)
+    got, taken = run((q, k, v), table, [HeadKind.SPATIAL])
+    assert taken.tolist() == [online]
+    expected = oracle.attend(q, k, v, table, np.array([HeadKind.SPATIAL]))
+    np.testing.assert_allclose(np.asarray(got, float), expected, rtol=0, atol=ATOL)
+
+
+@pytest.mark.parametrize(("safe", "rounding"), [(100.0, "exact"), (-1.0, "tile")])
+def test_no_step_races_with_another(monkeypatch, safe, rounding):
     from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 
     monkeypatch.setattr(tpu, "SAFE", safe)
-    table = TileTable(TokenGrid(3, 120), TileShape(128, 128), 10)
-    qkv = cases.random_qkv(4, 2, table.grid.tokens, 32, jnp.bfloat16)
+    table = TileTable(TokenGrid(3, 120), TileShape(128, 128), 10, rounding)
+    # Scores that raise the online kernel's reference; values in float32.
+    q, k, v = cases.adversarial("opposite", 2, table.grid.tokens, 32)
+    qkv = (3 * q).astype(jnp.bfloat16), k.astype(jnp.bfloat16), v
     kinds = np.array([HeadKind.TEMPORAL, HeadKind.DENSE])
     params = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
     q, k, v = map(jnp.asarray, qkv)
@@ -220,7 +236,7 @@ def test_the_work_list_holds_each_live_tile_once_and_in_order(table, kinds, data
         for tile in (every if kind == HeadKind.DENSE else live)
     ]
     steps = jnp.arange(int(work.starts[-1]))
-    places = tpu._place(steps, work, tpu._block_bits(table))
+    places = tpu._place(steps, work, chip.block_bits(table))
     heads, rows, columns, first, last, boundary = map(np.asarray, places)
     assert list(zip(heads, rows, columns, strict=True)) == expected
     change = np.array([a[:2] != b[:2] for a, b in itertools.pairwise(expected)], bool)
@@ -252,6 +268,38 @@ def test_small_tiles_go_through_xla_on_a_tpu():
     got = attention.attend(q, k, v, table, kinds, backend="tpu")
     expected = attention.attend(q, k, v, table, kinds, backend="cpu")
     np.testing.assert_array_equal(got.out, expected.out)
+
+
+def test_a_maximum_is_a_choice_in_a_tpu_s_kernel_alone():
+    small, large = (
+        TileTable(TokenGrid(4, 300), TileShape(side, side), 10) for side in (64, 128)
+    )
+    assert attention.has_choice(large, "tpu")
+    assert not attention.has_choice(small, "tpu")
+    assert not attention.has_choice(large, "gpu")
+    assert not attention.has_choice(large)
+
+
+def test_dense_attention_of_many_tokens_takes_the_kernels(monkeypatch):
+    monkeypatch.setattr(attention, "LEAST_TOKENS", 300)
+    monkeypatch.setattr(attention, "DENSE_TILE", TileShape(128, 256))
+    taken = []
+
+    def kernel(*args):
+        taken.append(args)
+        return tpu_attend(*args, interpret=True)
+
+    tpu_attend = tpu.attend
+    monkeypatch.setattr(tpu, "attend", kernel)
+    qkv = cases.random_qkv(9, 2, 300, 32, jnp.bfloat16)
+    q, k, v = map(jnp.asarray, qkv)
+    got = attention.attend_all(q, k, v, "tpu")
+    assert len(taken) == 1
+    expected = oracle.attend(*scaled(qkv))
+    np.testing.assert_allclose(np.asarray(got, float), expected, rtol=0, atol=ATOL)
+    attention.attend_all(q[:, :299], k[:, :299], v[:, :299], "tpu")
+    assert len(taken) == 1
+    np.testing.assert_array_equal(attention.attend_all(q, k, v), dense.attend(q, k, v))
 
 
 def test_what_the_chip_cannot_hold_is_refused():

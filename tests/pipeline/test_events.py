@@ -9,6 +9,7 @@ from pipeline import names
 from pipeline.events import Event, EventError, EventLog, Superseded, clip_state
 from pipeline.store import LocalStore
 from tests.pipeline.batches import work
+from workers.output import HeadWork
 
 
 @pytest.fixture
@@ -214,3 +215,20 @@ def test_events_that_do_not_count_change_nothing(kinds):
     all_of_them, those = clip_state(events), clip_state(counting)
     assert (all_of_them.state, all_of_them.step) == (those.state, those.step)
     assert all_of_them.seconds == those.seconds
+
+
+@pytest.mark.parametrize("broken", ["x", {"tiles": 1}, work(5) | {"tiles": "5"}])
+def test_heads_work_that_is_none_is_refused_by_the_event_s_name(store, broken):
+    log = EventLog(store)
+    log.append("a", "queued", 1)
+    log.append("a", "step", 1, step=1, of=4, seconds=1.0, attention=broken)
+    with pytest.raises(EventError, match=r"state/0002\.json"):
+        EventLog(store).status("a")
+
+
+def test_heads_work_of_a_later_version_is_read(store):
+    log = EventLog(store)
+    log.append("a", "queued", 1)
+    later = work(5) | {"new": 3}
+    log.append("a", "step", 1, step=1, of=4, seconds=1.0, attention=later)
+    assert EventLog(store).status("a").attention == HeadWork.from_json(work(5))

@@ -12,6 +12,7 @@ from pipeline.errors import RequestError
 from pipeline.manifest import Manifest
 from pipeline.models import Shape
 from pipeline.plan import forward_tflop, make_plan, plan_json, plan_table
+from pipeline.tiles import best_tile
 
 MODEL = "wan2.1-t2v-1.3b"
 SIDES = st.integers(1, 4096).map(lambda half: 2 * half)
@@ -60,8 +61,8 @@ def test_more_pixels_cost_more(width, height, frames, more_width, more_height, m
 @pytest.mark.parametrize(
     ("shape", "attention", "linear"),
     [
-        (Shape(16, 4, 5120, 13824, 40), 4682, 1807),
-        (Shape(16, 4, 1536, 8960, 30), 1053, 189),
+        (Shape(16, 4, 40, 128, 13824, 40), 4682, 1807),
+        (Shape(16, 4, 12, 128, 8960, 30), 1053, 189),
     ],
 )
 def test_the_work_is_that_of_wan_at_720p(shape, attention, linear):
@@ -153,11 +154,42 @@ def test_a_density_that_a_clip_cannot_have_is_refused_with_the_least():
     assert second.startswith("clip clip-2: ") and "the least is 1.0000" in second
 
 
-def test_a_clip_of_too_many_tiles_or_of_one_is_dense():
-    big = {"size": "8192x8192", "frames": 4093}
-    assert plan_attention(big).unfit.endswith("and the most are 16,777,216")
-    clip = plan_attention({"size": "128x128"}, tile="8192x8192")
-    assert clip.job.attention is None and "the least is 1.0000" in clip.unfit
+def test_a_clip_of_too_many_tiles_is_dense():
+    clip = plan_attention({"size": "8192x8192", "frames": 4093})
+    assert clip.job.attention is None
+    assert "268,435,456 tokens are more tiles than" in clip.unfit
+
+
+@pytest.mark.parametrize(
+    ("size", "frames", "tile", "why"),
+    [
+        ("128x128", 81, "8192x8192", "the least is 1.0000"),
+        ("1280x720", 81, "16x16", "and the most are 16,777,216"),
+        ("1280x720", 81, "128x128", "take larger tiles"),
+        ("1280x720", 81, "8192x8192", "take smaller tiles"),
+    ],
+)
+def test_tiles_that_a_clip_cannot_have_are_refused(size, frames, tile, why):
+    clip = {"size": size, "frames": frames}
+    # A density that the first frame and the diagonal leave room in.
+    density = {"density": 0.9} if "smaller" in why else {}
+    with pytest.raises(RequestError) as raised:
+        plan_attention(clip, tile=tile, **density)
+    assert why in str(raised.value)
+    assert "`tile` out to have such clips dense" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("size", "frames", "tile"),
+    [("128x128", 81, "64x64"), ("256x256", 65, "256x256"), ("832x480", 81, None)],
+)
+def test_longer_clips_get_larger_tiles(size, frames, tile):
+    table = plan_attention({"size": size, "frames": frames}).table
+    assert table is not None
+    if tile is None:
+        assert table.tile == best_tile(table.grid, 0.38, 12)
+    else:
+        assert str(table.tile) == tile
 
 
 def test_a_job_holds_what_was_asked_for():

@@ -242,10 +242,13 @@ def _attention(
     if rotary is not None:
         q, k = _rotate(q, *rotary), _rotate(k, *rotary)
     q, k, v = fold(q), fold(k), fold(v)
-    if sparse is None:
-        out, stats = dense.attend(q, k, v), None
-    else:
+    stats = None
+    if sparse is not None:
         out, stats = _profiled(q, k, v, sparse)
+    elif rotary is not None:
+        out = tiled.attend_all(q, k, v)
+    else:
+        out = dense.attend(q, k, v)
     out = out.reshape(batch, heads, -1, config.attention_head_dim)
     out = out.transpose(0, 2, 1, 3).reshape(x.shape)
     return _linear(p["to_out"]["0"], out), stats

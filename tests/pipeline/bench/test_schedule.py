@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.bench.schedule import Block, ScheduleError, Work, parse, read
+from pipeline.bench.schedule import Block, ScheduleError, Work, parse, read, read_all
 
 HEADER = """= control target key start
 LH: loop header
@@ -269,6 +269,8 @@ def test_a_missing_kernel_is_named_with_those_there_are(tmp_path):
     write(tmp_path, "mine.3")
     with pytest.raises(ScheduleError, match=r"named 'min', and 0 are; .* has: mine\.3"):
         read(tmp_path, "min")
+    with pytest.raises(ScheduleError, match=r"no kernel named 'min'; .* has: mine\.3"):
+        read_all(tmp_path, "min")
 
 
 def test_a_name_of_two_kernels_is_an_error(tmp_path):
