@@ -18,7 +18,7 @@ from rich.text import Text
 from kernels.tiles import TileShape, TileTable, TokenGrid
 from pipeline import tiles
 from pipeline.bench import ours, peers
-from pipeline.bench.bundles import CompileError, Kernel, compile_kernels
+from pipeline.bench.bundles import CompileError, Kernel, VmemError, compile_kernels
 
 # At which the peak is 918 TFLOP/s; see `pipeline.bench.schedule`.
 CLOCK_HZ = 1.75e9
@@ -164,7 +164,10 @@ def measure(
         try:
             schedules = compile_kernels(list(program.values()))
         except CompileError as error:
-            failed[f"{names}, {tile}"] = str(error).strip().splitlines()[-1]
+            reason = str(error).strip().splitlines()[-1]
+            if isinstance(error, VmemError):
+                reason = "does not fit into a core's memory (VMEM)"
+            failed[f"{names}, {tile}"] = reason
             continue
         for name, [schedule] in zip(program, schedules, strict=True):
             work = schedule.tile()
