@@ -122,6 +122,24 @@ def stitch(
 
 
 @app.command()
+def compare(
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="A batch's folder, or a video.")
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other one's.")],
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a page with the worst frames there."),
+    ] = None,
+) -> None:
+    """Compare two renders frame by frame: PSNR and SSIM."""
+    from pipeline.compare import show
+
+    show(a, b, as_json=as_json, html=html, console=console())
+
+
+@app.command()
 def doctor() -> None:
     """Tell what this machine lacks, and what to do."""
     from pipeline.doctor import examine, report
